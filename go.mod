@@ -1,0 +1,3 @@
+module github.com/cakefleet/cakefleet
+
+go 1.26
