@@ -1,0 +1,253 @@
+// Package plan has the words that agent and controller share: links, plans,
+// subscribers, routers, and what a router answers. They are plain data in
+// native types; internal/wire maps them to and from the protocol.
+package plan
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cakefleet/cakefleet/engine"
+)
+
+// Limits on what an operator may ask for.
+const (
+	MaxRate = engine.BitsPerSecond(100_000_000_000) // bits/s
+
+	maxName   = 63
+	maxID     = 128
+	maxLabels = 64
+	maxLabel  = 256
+)
+
+// Revision is the etcd revision of the newest input of a desired state; 0
+// means none.
+type Revision int64
+
+// Link is what one router's WAN interface does: the engine's configuration in
+// both directions.
+type Link struct {
+	Down engine.Config // from the provider to the subscriber
+	Up   engine.Config // from the subscriber to the provider
+}
+
+// Validate returns an error that names the direction and the field.
+func (l Link) Validate() error {
+	return errors.Join(validateDirection("down", l.Down), validateDirection("up", l.Up))
+}
+
+func validateDirection(name string, c engine.Config) error {
+	if c.Rate > MaxRate {
+		return fmt.Errorf("%s rate %d bit/s: above the limit of 100 Gbit/s", name, c.Rate)
+	}
+	if err := c.Validate(); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
+// Hash returns 32 hex digits that stand for everything in the link. Equal
+// hashes mean equal links.
+func (l Link) Hash() string {
+	// %+v of plain fields has every field with its name, so that a field that
+	// is added later changes the hash.
+	sum := sha256.Sum256(fmt.Appendf(nil, "%+v", l))
+	return hex.EncodeToString(sum[:16])
+}
+
+// Plan is what subscribers can buy: rates and shaping options under a name.
+type Plan struct {
+	Name     string
+	Link     Link
+	Revision Revision // of the last change; 0 before it is stored
+	Updated  time.Time
+}
+
+// Validate returns an error that names the field.
+func (p Plan) Validate() error {
+	if err := ValidateName("plan", p.Name); err != nil {
+		return err
+	}
+	if err := p.Link.Validate(); err != nil {
+		return fmt.Errorf("plan %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+// Subscriber is who a router serves. It refers to a plan by name.
+type Subscriber struct {
+	ID       string
+	Plan     string
+	Labels   map[string]string
+	Revision Revision
+	Updated  time.Time
+}
+
+// Validate returns an error that names the field. It does not ask whether the
+// plan exists.
+func (s Subscriber) Validate() error {
+	if err := ValidateID("subscriber", s.ID); err != nil {
+		return err
+	}
+	if err := ValidateName("plan", s.Plan); err != nil {
+		return fmt.Errorf("subscriber %s: %w", s.ID, err)
+	}
+	if len(s.Labels) > maxLabels {
+		return fmt.Errorf("subscriber %s: %d labels, at most %d are allowed", s.ID, len(s.Labels), maxLabels)
+	}
+	for k, v := range s.Labels {
+		if err := ValidateName("label", k); err != nil {
+			return fmt.Errorf("subscriber %s: %w", s.ID, err)
+		}
+		if len(v) > maxLabel {
+			return fmt.Errorf("subscriber %s: label %s has %d bytes, at most %d are allowed", s.ID, k, len(v), maxLabel)
+		}
+		if i := strings.IndexFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }); i >= 0 {
+			return fmt.Errorf("subscriber %s: label %s has a character at byte %d that can't be printed", s.ID, k, i+1)
+		}
+	}
+	return nil
+}
+
+// Router is one device.
+type Router struct {
+	ID         string
+	Subscriber string // whom it serves; empty if nobody
+	Revision   Revision
+	Updated    time.Time
+}
+
+// Validate returns an error that names the field.
+func (r Router) Validate() error {
+	if err := ValidateName("router", r.ID); err != nil {
+		return err
+	}
+	if r.Subscriber == "" {
+		return nil
+	}
+	if err := ValidateID("subscriber", r.Subscriber); err != nil {
+		return fmt.Errorf("router %s: %w", r.ID, err)
+	}
+	return nil
+}
+
+// Desired is the whole state that one router should run.
+type Desired struct {
+	Revision Revision
+	Hash     string // Link.Hash as the controller computed it; empty if Link is nil
+	Link     *Link  // nil: nothing is shaped
+	Reason   string // why Link is nil
+	Since    time.Time
+}
+
+// Outcome is a router's answer to a desired state.
+type Outcome uint8
+
+// The answers. Nothing is ever guessed as applied.
+const (
+	OutcomeNone     Outcome = iota // no answer, only news
+	OutcomeApplied                 // runs as desired
+	OutcomeClamped                 // runs with the values in Clamps
+	OutcomeRejected                // refused; what ran before still runs
+)
+
+// String returns the word that operators see.
+func (o Outcome) String() string {
+	switch o {
+	case OutcomeApplied:
+		return "applied"
+	case OutcomeClamped:
+		return "clamped"
+	case OutcomeRejected:
+		return "rejected"
+	default:
+		return "none"
+	}
+}
+
+// Clamp is one value that a router could not run as desired.
+type Clamp struct {
+	Field     string // such as "down.rate"
+	Desired   string
+	Effective string
+	Reason    string
+}
+
+// Condition is one lasting fact about a router.
+type Condition struct {
+	Type    string // such as "ClockOK" or "Degraded"
+	Status  bool
+	Reason  string // one word for programs
+	Message string // a sentence for people
+}
+
+// Status is what a router says it runs.
+type Status struct {
+	Outcome       Outcome
+	Applied       Revision
+	AppliedHash   string // as the controller gave it
+	EffectiveHash string // of Effective; empty if nothing is shaped
+	Effective     *Link  // read back from the data plane
+	Clamps        []Clamp
+	Error         string // why it was refused
+	Conditions    []Condition
+}
+
+// Report is a router's cumulative statistics. A lost report costs resolution
+// and no totals.
+type Report struct {
+	Sequence uint64 // from 1 within one boot
+	BootID   string
+	Uptime   time.Duration
+	Down, Up *engine.Stats // nil while the direction is not shaped
+	Agent    AgentStats
+}
+
+// AgentStats are the agent's own cost and the data plane's health.
+type AgentStats struct {
+	CPUTime         time.Duration
+	ResidentBytes   uint64
+	BypassedPackets uint64 // passed unshaped because the data plane was not ready
+	QueueOverflows  uint64 // packets that the kernel could not queue to the data plane
+	BatchSizeMilli  uint32 // packets read in one batch, average times 1000
+}
+
+// ValidateName checks names of plans, routers and labels: 1 to 63 of a-z, 0-9,
+// "-", "_" and ".", beginning with a letter or digit. what names the thing in
+// the error.
+func ValidateName(what, name string) error {
+	if name == "" {
+		return fmt.Errorf("%s name is empty", what)
+	}
+	if len(name) > maxName {
+		return fmt.Errorf("%s name %.20q...: %d characters, at most %d are allowed", what, name, len(name), maxName)
+	}
+	for i, r := range name {
+		letter := r >= 'a' && r <= 'z' || r >= '0' && r <= '9'
+		if !letter && (i == 0 || r != '-' && r != '_' && r != '.') {
+			return fmt.Errorf(`%s name %q: %q at position %d; allowed are a-z, 0-9, "-", "_" and ".", beginning with a letter or digit`, what, name, r, i+1)
+		}
+	}
+	return nil
+}
+
+// ValidateID checks ids that come from other systems, such as billing numbers:
+// 1 to 128 printable ASCII characters without space, "/" and ",".
+func ValidateID(what, id string) error {
+	if id == "" {
+		return fmt.Errorf("%s id is empty", what)
+	}
+	if len(id) > maxID {
+		return fmt.Errorf("%s id %.20q...: %d characters, at most %d are allowed", what, id, len(id), maxID)
+	}
+	for i, r := range id {
+		if r <= ' ' || r > '~' || r == '/' || r == ',' {
+			return fmt.Errorf(`%s id %q: %q at position %d; allowed are printable ASCII characters without space, "/" and ","`, what, id, r, i+1)
+		}
+	}
+	return nil
+}
