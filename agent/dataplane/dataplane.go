@@ -1,0 +1,56 @@
+// Package dataplane says what shapes a router's link. There are two
+// implementations: userspace runs the engine on NFQUEUE, kernel drives
+// sch_cake. Both take the same configuration and give the same statistics.
+package dataplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/cakefleet/cakefleet/engine"
+	"github.com/cakefleet/cakefleet/internal/plan"
+)
+
+// ErrUnsupported means that this machine's kernel can't carry the data plane.
+var ErrUnsupported = errors.New("not supported by this kernel")
+
+// RejectedError is a link that the router can't run. What ran before still
+// runs. Any other error of Apply means that the data plane itself is broken.
+type RejectedError struct {
+	Field  string // such as "down.rate"
+	Reason string // for people, with the value and the limit
+}
+
+// Error returns the field and the reason.
+func (e *RejectedError) Error() string { return fmt.Sprintf("%s: %s", e.Field, e.Reason) }
+
+// Effective is what a data plane runs, read back from it.
+type Effective struct {
+	Link   plan.Link
+	Clamps []plan.Clamp // values that differ from the desired ones, and why
+}
+
+// Stats are a data plane's counters since it was opened.
+type Stats struct {
+	Down, Up        engine.Stats
+	BypassedPackets uint64 // passed unshaped because the data plane was not ready
+	QueueOverflows  uint64 // packets that the kernel could not queue
+	Batches         uint64 // reads that returned packets
+	Packets         uint64 // packets in those reads
+}
+
+// Dataplane shapes one WAN interface. Apply, Stats and Close may be called
+// from different goroutines.
+type Dataplane interface {
+	// Apply makes the link run, in place where something runs already: no
+	// packet is lost and none passes unshaped because of the change. A
+	// *RejectedError leaves everything as it was.
+	Apply(ctx context.Context, link plan.Link) (Effective, error)
+	// Clear stops shaping; packets pass as if there were no data plane.
+	Clear(ctx context.Context) error
+	// Stats fills st; ok is false while nothing is shaped.
+	Stats(st *Stats) (ok bool)
+	// Close undoes everything and releases the descriptors. It is idempotent.
+	Close() error
+}
