@@ -1,0 +1,261 @@
+package identity
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/big"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// ServerName is the DNS name in the controller's certificate. Clients ask for
+// it whatever address they dial.
+const ServerName = "cakefleet-controller"
+
+// Life spans.
+const (
+	RouterLife   = 90 * 24 * time.Hour
+	OperatorLife = 2 * 365 * 24 * time.Hour
+
+	authorityLife = 30 * 365 * 24 * time.Hour
+	backdate      = 24 * time.Hour // tolerates clients whose clock is late by less
+)
+
+const (
+	maxCSR   = 4096 // bytes; one for an Ed25519 key has about 200
+	typeCert = "CERTIFICATE"
+	typeKey  = "PRIVATE KEY"
+)
+
+// Authority signs every certificate of the fleet. It does not change after it
+// was made, so that it may be used from any goroutine.
+type Authority struct {
+	cert *x509.Certificate
+	key  crypto.Signer
+	pin  Pin
+}
+
+// Open returns the authority in the folder dir, made there if there is none:
+// ca.key first and ca.pem last, so that a start that was cut short is completed
+// by the next one with the same key.
+func Open(dir string, now time.Time) (*Authority, error) {
+	certFile, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key")
+	if _, err := os.Stat(certFile); !errors.Is(err, fs.ErrNotExist) {
+		return Load(certFile, keyFile, now)
+	}
+	key, err := loadKey(keyFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		key, err = makeKey(keyFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	a, err := selfSigned(key, now)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFile(certFile, 0o644, a.CertificatePEM()); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Load returns the authority whose certificate and key are in two PEM files.
+// The error says which file does not fit and why.
+func Load(certFile, keyFile string, now time.Time) (*Authority, error) {
+	raw, err := os.ReadFile(certFile)
+	if err != nil {
+		return nil, fmt.Errorf("authority certificate: %w", err)
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil || block.Type != typeCert {
+		return nil, fmt.Errorf("authority certificate %s: does not begin with a PEM block %q", certFile, typeCert)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("authority certificate %s: %w", certFile, err)
+	case !cert.BasicConstraintsValid || !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0:
+		return nil, fmt.Errorf("authority certificate %s: is not one that may sign others", certFile)
+	case now.After(cert.NotAfter):
+		return nil, fmt.Errorf("authority certificate %s: ended at %s", certFile, cert.NotAfter.Format(time.RFC3339))
+	}
+	key, err := loadKey(keyFile)
+	if err != nil {
+		return nil, err
+	}
+	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !pub.Equal(cert.PublicKey) {
+		return nil, fmt.Errorf("authority key %s: is not the key of %s", keyFile, certFile)
+	}
+	return newAuthority(cert, key), nil
+}
+
+func newAuthority(cert *x509.Certificate, key crypto.Signer) *Authority {
+	return &Authority{cert: cert, key: key, pin: sha256.Sum256(cert.RawSubjectPublicKeyInfo)}
+}
+
+func selfSigned(key crypto.Signer, now time.Time) (*Authority, error) {
+	t := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: "cakefleet authority", OrganizationalUnit: []string{"authority"}},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(authorityLife),
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}
+	cert, err := sign(t, t, key.Public(), key)
+	if err != nil {
+		return nil, fmt.Errorf("authority: %w", err)
+	}
+	return newAuthority(cert, key), nil
+}
+
+// Pin returns what stands for the authority in join tokens.
+func (a *Authority) Pin() Pin { return a.pin }
+
+// Certificate returns the authority's certificate in DER.
+func (a *Authority) Certificate() []byte { return a.cert.Raw }
+
+// CertificatePEM returns the authority's certificate as PEM.
+func (a *Authority) CertificatePEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: typeCert, Bytes: a.cert.Raw})
+}
+
+// SignRouter returns in DER a certificate for the router and the key in the
+// signing request csr (PKCS #10 in DER). Nothing else of the request counts:
+// the identity is what the join token gave. The key must be Ed25519 and must
+// have signed the request.
+func (a *Authority) SignRouter(csr []byte, router string, now time.Time) ([]byte, error) {
+	if len(csr) > maxCSR {
+		return nil, fmt.Errorf("signing request: %d bytes, at most %d are allowed", len(csr), maxCSR)
+	}
+	req, err := x509.ParseCertificateRequest(csr)
+	if err != nil {
+		return nil, fmt.Errorf("signing request: %w", err)
+	}
+	pub, ok := req.PublicKey.(ed25519.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("signing request: the key is %s, must be Ed25519", req.PublicKeyAlgorithm)
+	}
+	if err := req.CheckSignature(); err != nil {
+		return nil, fmt.Errorf("signing request: %w", err)
+	}
+	cert, err := a.client(Peer{Role: RoleRouter, Name: router}, pub, RouterLife, now)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of router %s: %w", router, err)
+	}
+	return cert.Raw, nil
+}
+
+// Server returns a certificate and key for the controller's doors, with the
+// authority's certificate in the chain. The key is never stored.
+func (a *Authority) Server() (tls.Certificate, error) {
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("server key: %w", err)
+	}
+	cert, err := sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: ServerName, OrganizationalUnit: []string{"controller"}},
+		NotBefore:   a.cert.NotBefore,
+		NotAfter:    a.cert.NotAfter,
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		DNSNames:    []string{ServerName},
+	}, a.cert, pub, a.key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("server certificate: %w", err)
+	}
+	return tls.Certificate{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key, Leaf: cert}, nil
+}
+
+// Operator returns credentials for an operator as one PEM text: certificate,
+// private key, and the authority's certificate.
+func (a *Authority) Operator(name string, now time.Time) ([]byte, error) {
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("operator key: %w", err)
+	}
+	cert, err := a.client(Peer{Role: RoleOperator, Name: name}, pub, OperatorLife, now)
+	if err != nil {
+		return nil, fmt.Errorf("certificate of operator %s: %w", name, err)
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("operator key: %w", err)
+	}
+	var b bytes.Buffer
+	for _, block := range []*pem.Block{
+		{Type: typeCert, Bytes: cert.Raw},
+		{Type: typeKey, Bytes: pkcs8},
+		{Type: typeCert, Bytes: a.cert.Raw},
+	} {
+		if err := pem.Encode(&b, block); err != nil {
+			return nil, fmt.Errorf("operator credentials: %w", err)
+		}
+	}
+	return b.Bytes(), nil
+}
+
+// EnsureOperator writes credentials of the operator name to file unless it has
+// some from this authority that are not past half of their life. It returns
+// whether it wrote.
+func (a *Authority) EnsureOperator(file, name string, now time.Time) (wrote bool, err error) {
+	raw, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, fmt.Errorf("operator credentials: %w", err)
+	}
+	if block, _ := pem.Decode(raw); block != nil {
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err == nil && cert.CheckSignatureFrom(a.cert) == nil && cert.NotAfter.Sub(now) > OperatorLife/2 {
+			return false, nil
+		}
+	}
+	text, err := a.Operator(name, now)
+	if err != nil {
+		return false, err
+	}
+	return true, writeFile(file, 0o600, text)
+}
+
+func (a *Authority) client(p Peer, pub ed25519.PublicKey, life time.Duration, now time.Time) (*x509.Certificate, error) {
+	end := now.Add(life)
+	if end.After(a.cert.NotAfter) {
+		end = a.cert.NotAfter
+	}
+	return sign(&x509.Certificate{
+		Subject:     pkix.Name{CommonName: p.Name, OrganizationalUnit: []string{p.Role.String()}},
+		NotBefore:   a.cert.NotBefore,
+		NotAfter:    end,
+		KeyUsage:    x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		URIs:        []*url.URL{p.URI()},
+	}, a.cert, pub, a.key)
+}
+
+// sign completes the template t with a random serial number.
+func sign(t, parent *x509.Certificate, pub crypto.PublicKey, key crypto.Signer) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, err
+	}
+	t.SerialNumber = serial
+	der, err := x509.CreateCertificate(rand.Reader, t, parent, pub, key)
+	if err != nil {
+		return nil, err
+	}
+	return x509.ParseCertificate(der)
+}
