@@ -1,0 +1,515 @@
+package engine
+
+import (
+	"encoding/binary"
+	"net/netip"
+)
+
+// EtherTypes and IP protocols that dissection knows.
+const (
+	etherIPv4   = 0x0800
+	etherARP    = 0x0806
+	etherTEB    = 0x6558 // Ethernet in GRE
+	etherVLAN   = 0x8100
+	etherIPv6   = 0x86dd
+	etherMPLS   = 0x8847
+	etherMPLSMC = 0x8848
+	etherPPPoE  = 0x8864
+	etherQinQ   = 0x88a8
+	etherPPP    = 0x880b // PPP in GRE version 1 (PPTP)
+
+	ipHopByHop = 0
+	ipICMP     = 1
+	ipIPIP     = 4
+	ipTCP      = 6
+	ipUDP      = 17
+	ipDCCP     = 33
+	ipIPv6     = 41
+	ipRouting  = 43
+	ipFragment = 44
+	ipGRE      = 47
+	ipESP      = 50
+	ipAH       = 51
+	ipICMPv6   = 58
+	ipDestOpts = 60
+	ipSCTP     = 132
+	ipUDPLite  = 136
+	ipMPLS     = 137
+
+	pppIPv4 = 0x0021
+	pppIPv6 = 0x0057
+)
+
+// maxHeaders bounds how many headers one packet is followed through; the
+// kernel's number.
+const maxHeaders = 15
+
+// Which hashes a flow mode uses.
+const (
+	needSrc = 1 << iota
+	needDst
+	needFlow
+)
+
+// dissector turns the bytes of a packet into what scheduling needs of them.
+// It reads only bytes that are there; what is cut off or malformed counts as
+// absent.
+type dissector struct {
+	key  keyHash
+	need uint8
+	keep bool // Packet.Header is wanted
+}
+
+// newDissector prepares for a configuration; the key must stay the same when
+// the configuration changes, or flows would move to other queues.
+func newDissector(key keyHash, c *Config) dissector {
+	// The low bits of the mode are the hosts, 4 is the flow (cake.md 1.1).
+	return dissector{key: key, need: uint8(c.Flows) & 7, keep: c.AckFilter != AckFilterOff}
+}
+
+// Dissect fills in Proto, TOS, HasTOS, Writable, the hashes that the flow mode
+// uses, and, for the ACK filter, Header (which is l3 itself, not a copy). l3
+// is the packet from its network header on and may be cut short: 128 bytes are
+// enough for everything that is in use. Its first four bits say which IP it is.
+func (d *dissector) Dissect(l3 []byte, p *Packet) {
+	var proto uint16
+	if len(l3) != 0 {
+		switch l3[0] >> 4 {
+		case 4:
+			proto = etherIPv4
+		case 6:
+			proto = etherIPv6
+		}
+	}
+	d.network(l3, proto, 0, p)
+}
+
+// DissectEthernet does the same for a frame that begins with its Ethernet
+// header. It sees through 802.1Q and 802.1ad tags and sets NetOff.
+func (d *dissector) DissectEthernet(frame []byte, p *Packet) {
+	const header = 14
+	if len(frame) < header {
+		p.NetOff = uint16(len(frame))
+		d.network(nil, 0, 0, p)
+		return
+	}
+	proto := binary.BigEndian.Uint16(frame[12:])
+	l3 := frame[header:]
+	var vlan uint32 // of the outermost tag
+	for proto == etherVLAN || proto == etherQinQ {
+		if len(l3) < 4 || len(frame)-len(l3) > header+4*maxHeaders {
+			proto, l3 = 0, nil
+			break
+		}
+		if vlan == 0 {
+			vlan = uint32(proto)<<16 | uint32(binary.BigEndian.Uint16(l3))&^0x1000 // without the drop eligible bit
+		}
+		proto = binary.BigEndian.Uint16(l3[2:])
+		l3 = l3[4:]
+	}
+	if proto < 0x600 { // an 802.3 length
+		proto = 0
+	}
+	p.NetOff = uint16(len(frame) - len(l3))
+	d.network(l3, proto, vlan, p)
+}
+
+// network dissects from the network header on. The first cases are nearly all
+// packets there are; what they cannot do, walk does, with the same result.
+func (d *dissector) network(l3 []byte, proto uint16, vlan uint32, p *Packet) {
+	p.Proto = proto
+	if d.keep {
+		p.Header = l3
+	}
+	switch proto {
+	case etherIPv4:
+		if len(l3) >= 24 {
+			h := (*[24]byte)(l3)
+			p.TOS, p.HasTOS, p.Writable = h[1], true, true
+			const flagsOffset = 0x3f // more fragments, and the offset's high bits
+			if h[0]&15 == 5 && (h[9] == ipTCP || h[9] == ipUDP) && h[6]&flagsOffset|h[7] == 0 && vlan == 0 {
+				if d.need == 0 {
+					p.FlowHash, p.SrcHash, p.DstHash = 0, 0, 0
+					return
+				}
+				src := d.key.host4(binary.BigEndian.Uint32(h[12:]))
+				dst := d.key.host4(binary.BigEndian.Uint32(h[16:]))
+				d.set(p, src, dst, binary.BigEndian.Uint32(h[20:]), 0, h[9])
+				return
+			}
+			break
+		}
+		d.tos4(l3, p)
+	case etherIPv6:
+		if len(l3) >= 44 {
+			h := (*[44]byte)(l3)
+			p.TOS, p.HasTOS, p.Writable = h[0]<<4|h[1]>>4, true, true
+			label := binary.BigEndian.Uint32(h[0:]) & 0xfffff
+			if (h[6] == ipTCP || h[6] == ipUDP || label != 0) && vlan == 0 {
+				if d.need == 0 {
+					p.FlowHash, p.SrcHash, p.DstHash = 0, 0, 0
+					return
+				}
+				src := d.key.host6(binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:]),
+					binary.BigEndian.Uint32(h[16:]), binary.BigEndian.Uint32(h[20:]))
+				dst := d.key.host6(binary.BigEndian.Uint32(h[24:]), binary.BigEndian.Uint32(h[28:]),
+					binary.BigEndian.Uint32(h[32:]), binary.BigEndian.Uint32(h[36:]))
+				var ports uint32
+				if label == 0 {
+					ports = binary.BigEndian.Uint32(h[40:])
+				}
+				d.set(p, src, dst, ports, label, h[6])
+				return
+			}
+			break
+		}
+		d.tos6(l3, p)
+	default:
+		p.TOS, p.HasTOS, p.Writable = 0, false, false
+	}
+	d.slow(l3, proto, vlan, p)
+}
+
+// set stores the hashes that the flow mode uses, and zeros for the others.
+func (d *dissector) set(p *Packet, src, dst, ports, label uint32, proto uint8) {
+	if d.need&needFlow != 0 {
+		p.FlowHash = d.key.flow(src, dst, ports, label, proto)
+	} else {
+		p.FlowHash = 0
+	}
+	if d.need&needSrc == 0 {
+		src = 0
+	}
+	if d.need&needDst == 0 {
+		dst = 0
+	}
+	p.SrcHash, p.DstHash = src, dst
+}
+
+// The DS field is read as soon as it is there; it can be changed only in a
+// header that is whole.
+func (d *dissector) tos4(l3 []byte, p *Packet) {
+	p.TOS, p.HasTOS, p.Writable = 0, len(l3) >= 2, len(l3) >= 20
+	if p.HasTOS {
+		p.TOS = l3[1]
+	}
+}
+
+func (d *dissector) tos6(l3 []byte, p *Packet) {
+	p.TOS, p.HasTOS, p.Writable = 0, len(l3) >= 2, len(l3) >= 40
+	if p.HasTOS {
+		p.TOS = l3[0]<<4 | l3[1]>>4
+	}
+}
+
+// slow computes the hashes of any packet.
+func (d *dissector) slow(l3 []byte, proto uint16, vlan uint32, p *Packet) {
+	p.FlowHash, p.SrcHash, p.DstHash = 0, 0, 0
+	if d.need == 0 {
+		return
+	}
+	var k flowKeys
+	k.walk(l3, proto)
+	var src, dst uint32
+	switch k.family {
+	case etherIPv4:
+		src, dst = d.key.host4(k.src[0]), d.key.host4(k.dst[0])
+	case etherIPv6:
+		src = d.key.host6(k.src[0], k.src[1], k.src[2], k.src[3])
+		dst = d.key.host6(k.dst[0], k.dst[1], k.dst[2], k.dst[3])
+	default: // no hosts: all that tells such packets apart is their type
+		if d.need&needFlow != 0 {
+			p.FlowHash = d.key.extra(0, uint32(proto), vlan)
+		}
+		return
+	}
+	if vlan != 0 {
+		src, dst = d.key.extra(src, vlan, 0), d.key.extra(dst, vlan, 0)
+	}
+	d.set(p, src, dst, k.ports, k.label, k.proto)
+	if k.hasKeyID && d.need&needFlow != 0 {
+		p.FlowHash = d.key.extra(p.FlowHash, k.keyID, 1)
+	}
+}
+
+// flowKeys is what identifies a flow, of the innermost headers that could be
+// read.
+type flowKeys struct {
+	family   uint16 // etherIPv4, etherIPv6, or 0: no addresses
+	proto    uint8
+	hasKeyID bool
+	src, dst [4]uint32 // IPv4: the first word
+	ports    uint32    // source << 16 | destination; an SPI; an ICMP id, twice
+	label    uint32    // IPv6 flow label
+	keyID    uint32    // GRE key
+}
+
+// walk follows the headers of b, which begins with one of the given EtherType.
+// It stops where the kernel's flow dissector stops for CAKE: at ports, at a
+// fragment (the first one, too: all of a datagram must share a queue), at a
+// flow label, and at what it does not know or what is cut off; then what has
+// been found stands.
+func (k *flowKeys) walk(b []byte, ether uint16) {
+	for range maxHeaders {
+		var next uint8
+		switch ether {
+		case etherIPv4:
+			if len(b) < 20 || b[0]&15 < 5 {
+				return
+			}
+			k.family, k.label = etherIPv4, 0
+			k.src[0] = binary.BigEndian.Uint32(b[12:])
+			k.dst[0] = binary.BigEndian.Uint32(b[16:])
+			k.proto = b[9]
+			if b[6]&0x3f|b[7] != 0 {
+				return
+			}
+			next = b[9]
+			b = b[min(int(b[0]&15)*4, len(b)):]
+		case etherIPv6:
+			if len(b) < 40 {
+				return
+			}
+			k.family = etherIPv6
+			for i := range 4 {
+				k.src[i] = binary.BigEndian.Uint32(b[8+4*i:])
+				k.dst[i] = binary.BigEndian.Uint32(b[24+4*i:])
+			}
+			k.proto = b[6]
+			k.label = binary.BigEndian.Uint32(b) & 0xfffff
+			if k.label != 0 {
+				return
+			}
+			next = b[6]
+			b = b[40:]
+		case etherVLAN, etherQinQ: // inside of a tunnel
+			if len(b) < 4 {
+				return
+			}
+			ether = binary.BigEndian.Uint16(b[2:])
+			b = b[4:]
+			continue
+		case etherPPPoE:
+			ether, b = pppoe(b)
+			continue
+		case etherMPLS, etherMPLSMC:
+			ether, b = mpls(b)
+			continue
+		default:
+			return
+		}
+		if ether, b = k.transport(b, next); ether == 0 {
+			return
+		}
+	}
+}
+
+// transport reads what is behind an IP header. It returns the EtherType of the
+// next network header and the bytes from there if this is a tunnel, else 0.
+func (k *flowKeys) transport(b []byte, proto uint8) (uint16, []byte) {
+	for range maxHeaders {
+		k.proto = proto
+		switch proto {
+		case ipTCP, ipUDP, ipUDPLite, ipSCTP, ipDCCP, ipESP:
+			if len(b) >= 4 {
+				k.ports = binary.BigEndian.Uint32(b)
+			}
+			return 0, nil
+		case ipAH: // the SPI
+			if len(b) >= 8 {
+				k.ports = binary.BigEndian.Uint32(b[4:])
+			}
+			return 0, nil
+		case ipICMP, ipICMPv6:
+			if len(b) >= 6 && icmpHasID(proto, b[0]) {
+				id := uint32(binary.BigEndian.Uint16(b[4:]))
+				k.ports = id<<16 | id
+			}
+			return 0, nil
+		case ipIPIP:
+			return etherIPv4, b
+		case ipIPv6:
+			return etherIPv6, b
+		case ipMPLS:
+			return etherMPLS, b
+		case ipGRE:
+			return k.gre(b)
+		case ipHopByHop, ipRouting, ipDestOpts:
+			if k.family != etherIPv6 || len(b) < 2 {
+				return 0, nil
+			}
+			proto = b[0]
+			b = b[min((int(b[1])+1)*8, len(b)):]
+		case ipFragment:
+			if k.family == etherIPv6 && len(b) >= 8 {
+				k.proto = b[0]
+			}
+			return 0, nil
+		default:
+			return 0, nil
+		}
+	}
+	return 0, nil
+}
+
+// icmpHasID says whether an ICMP message has an identifier, which request and
+// reply share.
+func icmpHasID(proto, kind uint8) bool {
+	if proto == ipICMPv6 {
+		return kind == 128 || kind == 129 // echo
+	}
+	return kind == 0 || kind == 8 || kind == 13 || kind == 14 // echo, timestamp
+}
+
+// gre reads a GRE header (RFC 2784, 2890) or PPTP's (RFC 2637).
+func (k *flowKeys) gre(b []byte) (uint16, []byte) {
+	const (
+		checksum = 0x80 // in the first byte
+		routing  = 0x40
+		key      = 0x20
+		sequence = 0x10
+		ack      = 0x80 // in the second byte
+	)
+	if len(b) < 4 {
+		return 0, nil
+	}
+	flags, version := b[0], b[1]&7
+	ether := binary.BigEndian.Uint16(b[2:])
+	if flags&routing != 0 || version > 1 || version == 1 && (ether != etherPPP || flags&key == 0) {
+		return 0, nil
+	}
+	n := 4
+	if flags&checksum != 0 {
+		n += 4
+	}
+	if flags&key != 0 {
+		if len(b) < n+4 {
+			return 0, nil
+		}
+		k.hasKeyID, k.keyID = true, binary.BigEndian.Uint32(b[n:])
+		if version == 1 { // the other half is the payload's length
+			k.keyID &= 0xffff
+		}
+		n += 4
+	}
+	if flags&sequence != 0 {
+		n += 4
+	}
+	if version == 1 && b[1]&ack != 0 {
+		n += 4
+	}
+	b = b[min(n, len(b)):]
+	switch {
+	case version == 1:
+		if len(b) < 4 {
+			return 0, nil
+		}
+		return pppEther(binary.BigEndian.Uint16(b[2:])), b[4:]
+	case ether == etherTEB:
+		if len(b) < 14 {
+			return 0, nil
+		}
+		return binary.BigEndian.Uint16(b[12:]), b[14:]
+	}
+	return ether, b
+}
+
+// pppoe reads the header of a PPPoE session (RFC 2516).
+func pppoe(b []byte) (uint16, []byte) {
+	if len(b) < 8 || b[0] != 0x11 || b[1] != 0 {
+		return 0, nil
+	}
+	if b[6]&1 != 0 { // the protocol field is compressed to one byte
+		return pppEther(uint16(b[6])), b[7:]
+	}
+	return pppEther(binary.BigEndian.Uint16(b[6:])), b[8:]
+}
+
+func pppEther(proto uint16) uint16 {
+	switch proto {
+	case pppIPv4:
+		return etherIPv4
+	case pppIPv6:
+		return etherIPv6
+	}
+	return 0
+}
+
+// mpls skips a label stack. What is behind it has no type of its own; if it
+// looks like IP, it is.
+func mpls(b []byte) (uint16, []byte) {
+	for range maxHeaders {
+		if len(b) < 5 {
+			return 0, nil
+		}
+		bottom := b[2]&1 != 0
+		b = b[4:]
+		if bottom {
+			switch b[0] >> 4 {
+			case 4:
+				return etherIPv4, b
+			case 6:
+				return etherIPv6, b
+			}
+			return 0, nil
+		}
+	}
+	return 0, nil
+}
+
+// Tuple is one direction of a connection as connection tracking knows it.
+type Tuple struct {
+	Src, Dst         netip.Addr
+	SrcPort, DstPort uint16 // 0 for protocols without
+	Proto            uint8
+}
+
+// Rekey replaces the hashes of p by those of t: the addresses and ports before
+// source translation, or behind destination translation, so that fairness
+// between hosts means the hosts inside (the nat keyword). As in the kernel it
+// is for IPv4 only; an IPv6 packet keeps the addresses that are in it. The
+// caller of a data plane that sees inside addresses anyway needs no Rekey.
+func (d *dissector) Rekey(t Tuple, p *Packet) {
+	src, dst := t.Src.Unmap(), t.Dst.Unmap()
+	if d.need == 0 || !src.Is4() || !dst.Is4() {
+		return
+	}
+	s4, d4 := src.As4(), dst.As4()
+	d.set(p, d.key.host4(binary.BigEndian.Uint32(s4[:])), d.key.host4(binary.BigEndian.Uint32(d4[:])),
+		uint32(t.SrcPort)<<16|uint32(t.DstPort), 0, t.Proto)
+}
+
+// locateTCP returns the TCP header with its options in a packet that begins
+// with its network header, and the offset of that header, or nil. It looks
+// where the ACK filter of the kernel looks: behind an IPv4 header, an IPv6
+// header without extensions, or the IPv6 header of a 6in4 tunnel. Options that
+// are cut off are left out.
+func locateTCP(l3 []byte) (tcp []byte, off int) {
+	if len(l3) < 40 { // no room for IPv4 and TCP
+		return nil, 0
+	}
+	proto := l3[6] // IPv6: next header
+	switch l3[0] >> 4 {
+	case 4:
+		off, proto = int(l3[0]&15)*4, l3[9]
+		if proto == ipIPv6 {
+			if len(l3) < off+40 {
+				return nil, 0
+			}
+			proto = l3[off+6]
+			off += 40
+		}
+	case 6:
+		off = 40
+	default:
+		return nil, 0
+	}
+	if proto != ipTCP || off < 20 || len(l3) < off+20 {
+		return nil, 0
+	}
+	size := int(l3[off+12]>>4) * 4
+	if size < 20 {
+		return nil, 0
+	}
+	return l3[off:min(off+size, len(l3))], off
+}
