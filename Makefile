@@ -1,0 +1,86 @@
+# make demo    the whole fleet on this machine, on real packets (root)
+# make test    every kind of test; ends with what ran and what was skipped
+# make help    the rest
+
+GO ?= go
+BUF = $(GO) run github.com/bufbuild/buf/cmd/buf@v1.75.0
+GOLANGCI = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+GOFUMPT = $(GO) run mvdan.cc/gofumpt@v0.12.0
+
+# What the agent leaves out: gRPC's trace pages, and C libraries for names and users.
+AGENT_TAGS = grpcnotrace,osusergo,netgo
+VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
+LDFLAGS = -s -w -X main.version=$(VERSION)
+BUILD = CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)'
+
+# Time for each fuzz target.
+FUZZTIME ?= 30s
+
+.DEFAULT_GOAL = help
+.PHONY: help demo test lint generate fuzz bench bench-engine lab build cross clean
+
+help:
+	@echo 'make demo       a controller and three routers on this machine, real packets, a plan'
+	@echo '                changed while traffic runs (root, about 90 s; KEEP=1 leaves it running)'
+	@echo 'make test       unit, race, end to end, big-endian 32-bit; says what it skipped and why'
+	@echo 'make lint       vet, golangci-lint, gofumpt, go mod tidy, buf, generated code up to date'
+	@echo 'make build      the three programs for this machine, in bin/'
+	@echo 'make cross      the agent for every kind of router and the rest for servers, in bin/OS-ARCH/'
+	@echo 'make generate   the Go code of proto/'
+	@echo 'make fuzz       every fuzz target for FUZZTIME ($(FUZZTIME)) each'
+	@echo 'make bench      what the agent costs; bench-engine: the engine alone. "name value unit" lines'
+	@echo 'make lab        the MIPS router in a box'
+	@echo 'make clean      remove bin/ and out/'
+
+build:
+	$(BUILD) -o bin/ -tags $(AGENT_TAGS) ./cmd/cakefleet-agent
+	$(BUILD) -o bin/ ./cmd/cakefleet-controller ./cmd/cakefleetctl
+
+demo: build
+	$(BUILD) -o bin/ ./deploy/demo
+	@mkdir -p out
+	@bin/demo --bin bin --svg out/demo.svg $(if $(KEEP),--keep)
+
+test:
+	@$(GO) run ./test/suite
+
+lint:
+	$(GO) vet ./...
+	GOOS=linux GOARCH=mips GOMIPS=softfloat $(GO) vet ./...
+	$(GOLANGCI) run ./...
+	@out=$$($(GOFUMPT) -l .) && if [ -n "$$out" ]; then echo "gofumpt would change:"; echo "$$out"; exit 1; fi
+	$(GO) mod tidy -diff
+	$(BUF) lint
+	$(BUF) format --diff --exit-code
+	$(BUF) generate
+	git diff --exit-code -- proto
+
+generate:
+	$(BUF) format -w
+	$(BUF) generate
+
+# go test takes one fuzz target at a time.
+fuzz:
+	@set -e; grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -r -n1 dirname | sort -u | while read -r dir; do \
+		grep -hoE '^func Fuzz[A-Za-z0-9_]+' "$$dir"/*_test.go | sed 's/^func //' | sort -u | while read -r target; do \
+			echo "== $$dir $$target"; \
+			$(GO) test "$$dir" -run='^$$' -fuzz="^$$target\$$" -fuzztime=$(FUZZTIME); \
+		done; \
+	done
+
+# The benchmarks live beside what they measure: these files add to bench and bench-engine.
+-include engine/bench.mk
+-include agent/bench.mk
+
+bench: bench-engine
+
+lab:
+	@echo 'make lab: the MIPS router in a box is not part of this version yet.'
+	@echo 'What there is of big-endian 32-bit MIPS: make test runs tests under qemu-mips, make cross builds the agent.'
+	@exit 1
+
+cross:
+	@BUILD="$(BUILD)" AGENT_TAGS=$(AGENT_TAGS) deploy/cross.sh
+
+clean:
+	rm -rf bin out

@@ -1,0 +1,170 @@
+// Command suite is `make test`: it runs every kind of test that this machine
+// can run, installs what they need when it may, and ends with what ran and
+// what was skipped and why.
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ok := run(ctx)
+	stop()
+	if !ok {
+		os.Exit(1)
+	}
+}
+
+// step is one kind of test.
+type step struct {
+	name  string
+	tools []tool        // without them it is skipped
+	root  bool          // without root it is skipped
+	env   []string      // for the go command
+	args  []string      // of the go command
+	limit time.Duration // for each package
+}
+
+// tool is a program that a step needs, and the Debian package it is in.
+type tool struct{ program, pkg string }
+
+var (
+	compiler = tool{"gcc", "gcc libc6-dev"} // the race detector links with it
+	qemu     = tool{"qemu-mips", "qemu-user"}
+)
+
+// mips are the packages that have to be right on a big-endian 32-bit machine,
+// as far as their tests need nothing of the kernel that qemu-user lacks.
+var mips = []string{"./engine/...", "./internal/plan/...", "./internal/wire/...", "./agent/state/...", "./agent/outbox/..."}
+
+func steps(pkgs packages) []step {
+	router := []string{"GOOS=linux", "GOARCH=mips", "GOMIPS=softfloat", "CGO_ENABLED=0"}
+	routerLE := []string{"GOOS=linux", "GOARCH=mipsle", "GOMIPS=softfloat", "CGO_ENABLED=0"}
+	return []step{
+		{name: "vet for mips", env: router, args: []string{"vet", "./..."}},
+		{name: "vet for mipsle", env: routerLE, args: []string{"vet", "./..."}},
+		// The engine has one caller and no goroutines: the race detector would
+		// only make its long traces slower.
+		{name: "engine", args: append([]string{"test"}, pkgs.engine...), limit: 20 * time.Minute},
+		{name: "unit tests with the race detector", tools: []tool{compiler}, env: []string{"CGO_ENABLED=1"}, args: append([]string{"test", "-race"}, pkgs.unit...), limit: 15 * time.Minute},
+		{name: "big-endian 32-bit under qemu-mips", tools: []tool{qemu}, env: router, args: append([]string{"test", "-exec", qemu.program}, pkgs.mips...), limit: 30 * time.Minute},
+		// One package at a time: they measure, and share the machine's cores.
+		{name: "end to end on real packets", root: true, args: append([]string{"test", "-p=1", "-count=1"}, pkgs.netns...), limit: 30 * time.Minute},
+	}
+}
+
+func run(ctx context.Context) bool {
+	pkgs, err := listPackages(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "suite:", err)
+		return false
+	}
+	var r report
+	for _, s := range steps(pkgs) {
+		if ctx.Err() != nil {
+			r.skip(s.name, "interrupted")
+			r.failed = true
+			continue
+		}
+		fmt.Printf("\n== %s\n", s.name)
+		if why := cmp.Or(needsRoot(s), install(ctx, s.tools)); why != "" {
+			if slices.Contains(s.args, "-race") {
+				// The same tests still have something to say without it.
+				r.skip(s.name, why+"; they ran without it")
+				s.name, s.env, s.args = "unit tests", nil, slices.DeleteFunc(s.args, func(a string) bool { return a == "-race" })
+			} else {
+				fmt.Println("skipped:", why)
+				r.skip(s.name, why)
+				continue
+			}
+		}
+		began := time.Now()
+		res := goCommand(ctx, s)
+		r.add(s.name, time.Since(began), res)
+	}
+	r.print(os.Stdout)
+	return !r.failed
+}
+
+func needsRoot(s step) string {
+	if s.root && os.Geteuid() != 0 {
+		return "needs root for network namespaces; run it as root"
+	}
+	return ""
+}
+
+// install makes sure that the tools are there and returns why they are not.
+func install(ctx context.Context, tools []tool) string {
+	for _, t := range tools {
+		if _, err := exec.LookPath(t.program); err == nil {
+			continue
+		}
+		if os.Geteuid() != 0 {
+			return fmt.Sprintf("%s is missing; install %s, or run as root on Debian", t.program, t.pkg)
+		}
+		if _, err := exec.LookPath("apt-get"); err != nil {
+			return fmt.Sprintf("%s is missing and this is not a Debian; install %s", t.program, t.pkg)
+		}
+		fmt.Printf("installing %s for %s\n", t.pkg, t.program)
+		script := "apt-get update -q && apt-get install -yq --no-install-recommends " + t.pkg
+		cmd := exec.CommandContext(ctx, "sh", "-c", script)
+		cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			fmt.Printf("%s", out)
+			return fmt.Sprintf("%s is missing and apt-get could not install %s: %v", t.program, t.pkg, err)
+		}
+	}
+	return ""
+}
+
+// packages are ours by the step that tests them.
+type packages struct{ engine, unit, netns, mips []string }
+
+func listPackages(ctx context.Context) (packages, error) {
+	list := func(args ...string) ([]string, error) {
+		cmd := exec.CommandContext(ctx, "go", append([]string{"list"}, args...)...)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			return nil, fmt.Errorf("go list: %w", err)
+		}
+		return strings.Fields(string(out)), nil
+	}
+	var p packages
+	module, err := list("-m")
+	if err != nil {
+		return p, err
+	}
+	all, err := list("./...")
+	if err != nil {
+		return p, err
+	}
+	for _, pkg := range all {
+		switch rel := strings.TrimPrefix(pkg, module[0]+"/"); {
+		case rel == "engine" || strings.HasPrefix(rel, "engine/"):
+			p.engine = append(p.engine, pkg)
+		case rel == "test/e2e" || rel == "test/netns":
+			p.netns = append(p.netns, pkg)
+		default:
+			p.unit = append(p.unit, pkg)
+		}
+	}
+	p.mips, err = list(append([]string{"-e", "-f", `{{if .Dir}}{{.ImportPath}}{{end}}`}, mips...)...)
+	return p, err
+}
+
+// machine says on what the numbers were made.
+func machine() string {
+	return fmt.Sprintf("%s %s/%s, %d CPUs", runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU())
+}
