@@ -44,44 +44,90 @@ const (
 // kernel's number.
 const maxHeaders = 15
 
-// Which hashes a flow mode uses.
-const (
-	needSrc = 1 << iota
-	needDst
-	needFlow
-)
-
 // dissector turns the bytes of a packet into what scheduling needs of them.
 // It reads only bytes that are there; what is cut off or malformed counts as
 // absent.
 type dissector struct {
-	key  keyHash
-	need uint8
+	key keyHash
+
+	// Masks of the hashes: all ones for those that the flow mode uses.
+	flow, src, dst uint32
+
 	keep bool // Packet.Header is wanted
 }
 
 // newDissector prepares for a configuration; the key must stay the same when
 // the configuration changes, or flows would move to other queues.
 func newDissector(key keyHash, c *Config) dissector {
-	// The low bits of the mode are the hosts, 4 is the flow (cake.md 1.1).
-	return dissector{key: key, need: uint8(c.Flows) & 7, keep: c.AckFilter != AckFilterOff}
+	d := dissector{key: key, keep: c.AckFilter != AckFilterOff}
+	if c.Flows&SrcHost != 0 {
+		d.src = ^uint32(0)
+	}
+	if c.Flows&DstHost != 0 {
+		d.dst = ^uint32(0)
+	}
+	if c.Flows&Flows != 0 {
+		d.flow = ^uint32(0)
+	}
+	return d
 }
 
 // Dissect fills in Proto, TOS, HasTOS, Writable, the hashes that the flow mode
 // uses, and, for the ACK filter, Header (which is l3 itself, not a copy). l3
 // is the packet from its network header on and may be cut short: 128 bytes are
 // enough for everything that is in use. Its first four bits say which IP it is.
+//
+// This function is in the path of every packet. It does the common ones itself,
+// TCP and UDP without options, extensions and fragments, straight from the
+// bytes to the hashes; network gives all others the same treatment step by
+// step, and these, too (the tests compare).
 func (d *dissector) Dissect(l3 []byte, p *Packet) {
-	var proto uint16
-	if len(l3) != 0 {
-		switch l3[0] >> 4 {
+	if d.keep {
+		p.Header = l3
+	}
+	var src, dst, ports, rest uint32
+	k := &d.key
+	switch version := firstNibble(l3); {
+	case version == 4 && len(l3) >= 24:
+		h := (*[24]byte)(l3)
+		const flagsOffset = 0x3f // more fragments, and the high bits of the offset
+		if h[0] != 0x45 || uint32(h[6])&flagsOffset|uint32(h[7]) != 0 || h[9] != ipTCP && h[9] != ipUDP {
+			d.network(l3, etherIPv4, 0, p)
+			return
+		}
+		p.Proto, p.TOS = etherIPv4, h[1]
+		src = k.host4(binary.BigEndian.Uint32(h[12:]))
+		dst = k.host4(binary.BigEndian.Uint32(h[16:]))
+		ports, rest = binary.BigEndian.Uint32(h[20:]), uint32(h[9])
+	case version == 6 && len(l3) >= 44:
+		h := (*[44]byte)(l3)
+		label := (uint32(h[1])<<16 | uint32(h[2])<<8 | uint32(h[3])) & 0xfffff
+		if label == 0 { // a label stands for the ports
+			if h[6] != ipTCP && h[6] != ipUDP {
+				d.network(l3, etherIPv6, 0, p)
+				return
+			}
+			ports = binary.BigEndian.Uint32(h[40:])
+		}
+		p.Proto, p.TOS = etherIPv6, h[0]<<4|h[1]>>4
+		src = k.host6(binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:]),
+			binary.BigEndian.Uint32(h[16:]), binary.BigEndian.Uint32(h[20:]))
+		dst = k.host6(binary.BigEndian.Uint32(h[24:]), binary.BigEndian.Uint32(h[28:]),
+			binary.BigEndian.Uint32(h[32:]), binary.BigEndian.Uint32(h[36:]))
+		rest = label<<8 | uint32(h[6])
+	default:
+		var proto uint16
+		switch version {
 		case 4:
 			proto = etherIPv4
 		case 6:
 			proto = etherIPv6
 		}
+		d.network(l3, proto, 0, p)
+		return
 	}
-	d.network(l3, proto, 0, p)
+	p.HasTOS, p.Writable = true, true
+	d.set(p, src, dst, ports, rest)
 }
 
 // DissectEthernet does the same for a frame that begins with its Ethernet
@@ -95,6 +141,11 @@ func (d *dissector) DissectEthernet(frame []byte, p *Packet) {
 	}
 	proto := binary.BigEndian.Uint16(frame[12:])
 	l3 := frame[header:]
+	if v := firstNibble(l3); proto == etherIPv4 && v == 4 || proto == etherIPv6 && v == 6 {
+		p.NetOff = header
+		d.Dissect(l3, p)
+		return
+	}
 	var vlan uint32 // of the outermost tag
 	for proto == etherVLAN || proto == etherQinQ {
 		if len(l3) < 4 || len(frame)-len(l3) > header+4*maxHeaders {
@@ -114,122 +165,74 @@ func (d *dissector) DissectEthernet(frame []byte, p *Packet) {
 	d.network(l3, proto, vlan, p)
 }
 
-// network dissects from the network header on. The first cases are nearly all
-// packets there are; what they cannot do, walk does, with the same result.
+// network dissects any packet from its network header on. The DS field is read
+// as soon as it is there; it can be changed only in a header that is whole.
 func (d *dissector) network(l3 []byte, proto uint16, vlan uint32, p *Packet) {
-	p.Proto = proto
 	if d.keep {
 		p.Header = l3
 	}
+	p.Proto = proto
+	p.TOS, p.HasTOS, p.Writable = 0, false, false
 	switch proto {
 	case etherIPv4:
-		if len(l3) >= 24 {
-			h := (*[24]byte)(l3)
-			p.TOS, p.HasTOS, p.Writable = h[1], true, true
-			const flagsOffset = 0x3f // more fragments, and the offset's high bits
-			if h[0]&15 == 5 && (h[9] == ipTCP || h[9] == ipUDP) && h[6]&flagsOffset|h[7] == 0 && vlan == 0 {
-				if d.need == 0 {
-					p.FlowHash, p.SrcHash, p.DstHash = 0, 0, 0
-					return
-				}
-				src := d.key.host4(binary.BigEndian.Uint32(h[12:]))
-				dst := d.key.host4(binary.BigEndian.Uint32(h[16:]))
-				d.set(p, src, dst, binary.BigEndian.Uint32(h[20:]), 0, h[9])
-				return
-			}
-			break
+		if len(l3) >= 2 {
+			p.TOS, p.HasTOS = l3[1], true
 		}
-		d.tos4(l3, p)
+		p.Writable = len(l3) >= 20
 	case etherIPv6:
-		if len(l3) >= 44 {
-			h := (*[44]byte)(l3)
-			p.TOS, p.HasTOS, p.Writable = h[0]<<4|h[1]>>4, true, true
-			label := binary.BigEndian.Uint32(h[0:]) & 0xfffff
-			if (h[6] == ipTCP || h[6] == ipUDP || label != 0) && vlan == 0 {
-				if d.need == 0 {
-					p.FlowHash, p.SrcHash, p.DstHash = 0, 0, 0
-					return
-				}
-				src := d.key.host6(binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:]),
-					binary.BigEndian.Uint32(h[16:]), binary.BigEndian.Uint32(h[20:]))
-				dst := d.key.host6(binary.BigEndian.Uint32(h[24:]), binary.BigEndian.Uint32(h[28:]),
-					binary.BigEndian.Uint32(h[32:]), binary.BigEndian.Uint32(h[36:]))
-				var ports uint32
-				if label == 0 {
-					ports = binary.BigEndian.Uint32(h[40:])
-				}
-				d.set(p, src, dst, ports, label, h[6])
-				return
-			}
-			break
+		if len(l3) >= 2 {
+			p.TOS, p.HasTOS = l3[0]<<4|l3[1]>>4, true
 		}
-		d.tos6(l3, p)
-	default:
-		p.TOS, p.HasTOS, p.Writable = 0, false, false
+		p.Writable = len(l3) >= 40
 	}
-	d.slow(l3, proto, vlan, p)
-}
 
-// set stores the hashes that the flow mode uses, and zeros for the others.
-func (d *dissector) set(p *Packet, src, dst, ports, label uint32, proto uint8) {
-	if d.need&needFlow != 0 {
-		p.FlowHash = d.key.flow(src, dst, ports, label, proto)
-	} else {
-		p.FlowHash = 0
-	}
-	if d.need&needSrc == 0 {
-		src = 0
-	}
-	if d.need&needDst == 0 {
-		dst = 0
-	}
-	p.SrcHash, p.DstHash = src, dst
-}
-
-// The DS field is read as soon as it is there; it can be changed only in a
-// header that is whole.
-func (d *dissector) tos4(l3 []byte, p *Packet) {
-	p.TOS, p.HasTOS, p.Writable = 0, len(l3) >= 2, len(l3) >= 20
-	if p.HasTOS {
-		p.TOS = l3[1]
-	}
-}
-
-func (d *dissector) tos6(l3 []byte, p *Packet) {
-	p.TOS, p.HasTOS, p.Writable = 0, len(l3) >= 2, len(l3) >= 40
-	if p.HasTOS {
-		p.TOS = l3[0]<<4 | l3[1]>>4
-	}
-}
-
-// slow computes the hashes of any packet.
-func (d *dissector) slow(l3 []byte, proto uint16, vlan uint32, p *Packet) {
 	p.FlowHash, p.SrcHash, p.DstHash = 0, 0, 0
-	if d.need == 0 {
+	if d.flow|d.src|d.dst == 0 {
 		return
 	}
-	var k flowKeys
-	k.walk(l3, proto)
+	var f flowKeys
+	f.walk(l3, proto)
+	k := &d.key
 	var src, dst uint32
-	switch k.family {
+	switch f.family {
 	case etherIPv4:
-		src, dst = d.key.host4(k.src[0]), d.key.host4(k.dst[0])
+		src, dst = k.host4(f.src[0]), k.host4(f.dst[0])
 	case etherIPv6:
-		src = d.key.host6(k.src[0], k.src[1], k.src[2], k.src[3])
-		dst = d.key.host6(k.dst[0], k.dst[1], k.dst[2], k.dst[3])
+		src = k.host6(f.src[0], f.src[1], f.src[2], f.src[3])
+		dst = k.host6(f.dst[0], f.dst[1], f.dst[2], f.dst[3])
 	default: // no hosts: all that tells such packets apart is their type
-		if d.need&needFlow != 0 {
-			p.FlowHash = d.key.extra(0, uint32(proto), vlan)
-		}
+		p.FlowHash = max(k.extra(0, uint32(proto), vlan), 1) & d.flow
 		return
 	}
 	if vlan != 0 {
-		src, dst = d.key.extra(src, vlan, 0), d.key.extra(dst, vlan, 0)
+		src, dst = k.extra(src, vlan, 0), k.extra(dst, vlan, 0)
 	}
-	d.set(p, src, dst, k.ports, k.label, k.proto)
-	if k.hasKeyID && d.need&needFlow != 0 {
-		p.FlowHash = d.key.extra(p.FlowHash, k.keyID, 1)
+	d.set(p, src, dst, f.ports, f.label<<8|uint32(f.proto))
+	if f.hasKeyID {
+		p.FlowHash = max(k.extra(p.FlowHash, f.keyID, 1), 1) & d.flow
 	}
+}
+
+// set stores the hashes of a flow of two hosts. Both directions of a flow get
+// the same: hosts and ports are put in order together. A hash that is 0 becomes
+// 1, as in the kernel, where 0 means none.
+func (d *dissector) set(p *Packet, src, dst, ports, rest uint32) {
+	low, high := src, dst
+	if src >= dst && (src > dst || ports>>16 > ports&0xffff) {
+		low, high = dst, src
+		ports = ports>>16 | ports<<16
+	}
+	p.FlowHash = max(d.key.flow(low, high, ports, rest), 1) & d.flow
+	p.SrcHash = max(src, 1) & d.src
+	p.DstHash = max(dst, 1) & d.dst
+}
+
+// firstNibble returns the version of IP that b begins with, 0 if it is empty.
+func firstNibble(b []byte) byte {
+	if len(b) == 0 {
+		return 0
+	}
+	return b[0] >> 4
 }
 
 // flowKeys is what identifies a flow, of the innermost headers that could be
@@ -470,13 +473,14 @@ type Tuple struct {
 // is for IPv4 only; an IPv6 packet keeps the addresses that are in it. The
 // caller of a data plane that sees inside addresses anyway needs no Rekey.
 func (d *dissector) Rekey(t Tuple, p *Packet) {
-	src, dst := t.Src.Unmap(), t.Dst.Unmap()
-	if d.need == 0 || !src.Is4() || !dst.Is4() {
+	from, to := t.Src.Unmap(), t.Dst.Unmap()
+	if !from.Is4() || !to.Is4() {
 		return
 	}
-	s4, d4 := src.As4(), dst.As4()
-	d.set(p, d.key.host4(binary.BigEndian.Uint32(s4[:])), d.key.host4(binary.BigEndian.Uint32(d4[:])),
-		uint32(t.SrcPort)<<16|uint32(t.DstPort), 0, t.Proto)
+	a, b := from.As4(), to.As4()
+	src := d.key.host4(binary.BigEndian.Uint32(a[:]))
+	dst := d.key.host4(binary.BigEndian.Uint32(b[:]))
+	d.set(p, src, dst, uint32(t.SrcPort)<<16|uint32(t.DstPort), uint32(t.Proto))
 }
 
 // locateTCP returns the TCP header with its options in a packet that begins

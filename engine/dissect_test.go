@@ -264,14 +264,12 @@ func TestFastPathAgreesWithWalk(t *testing.T) {
 		for j := range b {
 			b[j] = byte(rng.Uint32())
 		}
-		proto := uint16(etherIPv4)
 		if len(b) > 0 && i%2 == 0 {
 			b[0] = 0x45
 			if len(b) > 9 && i%4 == 0 {
 				b[9], b[6], b[7] = ipUDP, b[6]&0x40, 0
 			}
 		} else if len(b) > 6 {
-			proto = etherIPv6
 			b[0] = 0x60 | b[0]&15
 			if i%4 == 1 {
 				b[1], b[2], b[3], b[6] = b[1]&0xf0, 0, 0, ipTCP
@@ -279,11 +277,10 @@ func TestFastPathAgreesWithWalk(t *testing.T) {
 		}
 		d := testDissector(FlowMode(rng.IntN(8)))
 		var fast, slow Packet
-		d.network(b, proto, 0, &fast)
-		slow = fast
-		d.slow(b, proto, 0, &slow)
-		if fast.FlowHash != slow.FlowHash || fast.SrcHash != slow.SrcHash || fast.DstHash != slow.DstHash {
-			t.Fatalf("% x: got %+v, the long way %+v", b, fast, slow)
+		d.Dissect(b, &fast)
+		d.network(b, fast.Proto, 0, &slow)
+		if diff := cmp.Diff(slow, fast); diff != "" {
+			t.Fatalf("% x (-long +short):\n%s", b, diff)
 		}
 	}
 }
