@@ -1,0 +1,101 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
+)
+
+const (
+	defaultQuota     = 2 << 30
+	defaultRetention = time.Hour
+
+	// socketMost is how long the path of a socket may be on Linux, less room
+	// for the name.
+	socketMost = 108 - len("/client.sock") - 1
+)
+
+// startEmbedded starts an etcd of one member. The store talks to it without a
+// socket; the client socket in the data directory is there for etcdctl. Both
+// sockets are files in a directory that only this user can enter, because this
+// etcd asks nobody who they are.
+func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
+	if c.DataDir == "" {
+		return nil, errors.New("start etcd: data directory is missing")
+	}
+	dir, err := filepath.Abs(filepath.Join(c.DataDir, "etcd"))
+	if err != nil {
+		return nil, fmt.Errorf("start etcd: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("start etcd: %w", err)
+	}
+	sockets, temporary := dir, ""
+	if len(sockets) > socketMost {
+		if temporary, err = os.MkdirTemp("", "cakefleet-etcd-"); err != nil {
+			return nil, fmt.Errorf("start etcd: %w", err)
+		}
+		sockets = temporary
+	}
+	stopped := false
+	clean := func() {
+		if temporary != "" && !stopped {
+			_ = os.RemoveAll(temporary) // in the system's temporary directory, which is cleaned anyway
+		}
+		stopped = true
+	}
+	server, err := embed.StartEtcd(embedConfig(c, dir, sockets))
+	if err != nil {
+		clean()
+		return nil, fmt.Errorf("start etcd in %s: %w", dir, err)
+	}
+	kv := &etcdKV{client: v3client.New(server.Server)}
+	kv.stop = func() {
+		server.Close()
+		clean()
+	}
+	select {
+	case <-server.Server.ReadyNotify():
+		return kv, nil
+	case err = <-server.Err():
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), kv.Close())
+}
+
+func embedConfig(c Config, dir, sockets string) *embed.Config {
+	cfg := embed.NewConfig()
+	cfg.Name = "cakefleet"
+	cfg.Dir = dir
+	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(sockets, "client.sock")}}
+	cfg.AdvertiseClientUrls = cfg.ListenClientUrls
+	// For peers etcd takes the host alone as the path. There are none; what is
+	// advertised must stay the same for as long as the data does.
+	cfg.ListenPeerUrls = []url.URL{{Scheme: "unix", Host: filepath.Join(sockets, "peer.sock")}}
+	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: "cakefleet"}}
+	cfg.InitialCluster = "cakefleet=unix://cakefleet"
+	cfg.InitialClusterToken = "cakefleet"
+	// Off by default in etcd, and the data would grow for ever.
+	cfg.AutoCompactionMode = embed.CompactorModePeriodic
+	cfg.AutoCompactionRetention = or(c.Retention, defaultRetention).String()
+	cfg.QuotaBackendBytes = or(c.Quota, defaultQuota)
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newCore(c.Logger)))
+	return cfg
+}
+
+func or[T comparable](v, def T) T {
+	var zero T
+	if v == zero {
+		return def
+	}
+	return v
+}

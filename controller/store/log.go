@@ -1,0 +1,58 @@
+package store
+
+import (
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/zap/zapcore"
+)
+
+// core passes etcd's log on to ours, two levels quieter: what etcd calls
+// information is of no use to an operator.
+type core struct {
+	logger hclog.Logger
+	fields []zapcore.Field
+}
+
+func newCore(l hclog.Logger) zapcore.Core {
+	if l == nil {
+		l = hclog.NewNullLogger()
+	}
+	return &core{logger: l.Named("etcd")}
+}
+
+func level(l zapcore.Level) hclog.Level {
+	switch {
+	case l >= zapcore.ErrorLevel:
+		return hclog.Warn
+	case l == zapcore.WarnLevel:
+		return hclog.Debug
+	default:
+		return hclog.Trace
+	}
+}
+
+func (c *core) Enabled(l zapcore.Level) bool { return level(l) >= c.logger.GetLevel() }
+
+func (c *core) With(fields []zapcore.Field) zapcore.Core {
+	return &core{logger: c.logger, fields: append(c.fields[:len(c.fields):len(c.fields)], fields...)}
+}
+
+func (c *core) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if !c.Enabled(e.Level) {
+		return ce
+	}
+	return ce.AddCore(e, c)
+}
+
+func (c *core) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	enc := zapcore.NewMapObjectEncoder()
+	for _, f := range c.fields {
+		f.AddTo(enc)
+	}
+	for _, f := range fields {
+		f.AddTo(enc)
+	}
+	c.logger.Log(level(e.Level), "etcd says", "said", e.Message, "facts", enc.Fields)
+	return nil
+}
+
+func (c *core) Sync() error { return nil }

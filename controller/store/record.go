@@ -1,0 +1,231 @@
+package store
+
+import (
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cakefleet/cakefleet/engine"
+	"github.com/cakefleet/cakefleet/internal/plan"
+)
+
+// schema is the version of the records. It counts up only when older
+// controllers would read a record wrongly; fields they don't know don't count.
+const schema = 1
+
+// The records are words and numbers with their units, so that etcdctl shows
+// what an operator can read. A field that is absent has its default.
+type (
+	planRecord struct {
+		Schema  int         `json:"schema"`
+		Down    *linkRecord `json:"down"`
+		Up      *linkRecord `json:"up"`
+		Updated time.Time   `json:"updated"`
+	}
+	linkRecord struct {
+		RateBPS     uint64 `json:"rate_bps"`
+		Tins        string `json:"tins"`
+		Flows       string `json:"flows"`
+		AckFilter   string `json:"ack_filter"`
+		Framing     string `json:"framing"`
+		NAT         bool   `json:"nat"`
+		Wash        bool   `json:"wash"`
+		Ingress     bool   `json:"ingress"`
+		Autorate    bool   `json:"autorate_ingress"`
+		SplitGSO    bool   `json:"split_gso"`
+		Raw         bool   `json:"raw"`
+		Overhead    int16  `json:"overhead"`
+		MPU         uint16 `json:"mpu"`
+		MTU         uint16 `json:"mtu"`
+		RTTUS       int64  `json:"rtt_us"`
+		TargetUS    int64  `json:"target_us"`
+		MemoryLimit uint32 `json:"memory_limit"`
+		Fwmark      uint32 `json:"fwmark"`
+	}
+	subscriberRecord struct {
+		Schema  int               `json:"schema"`
+		Plan    string            `json:"plan"`
+		Labels  map[string]string `json:"labels,omitempty"`
+		Updated time.Time         `json:"updated"`
+	}
+	routerRecord struct {
+		Schema     int       `json:"schema"`
+		Subscriber string    `json:"subscriber,omitempty"`
+		Updated    time.Time `json:"updated"`
+	}
+	tokenRecord struct {
+		Schema     int       `json:"schema"`
+		Router     string    `json:"router"`
+		Subscriber string    `json:"subscriber,omitempty"`
+		SecretHash string    `json:"secret_hash"`
+		Expires    time.Time `json:"expires"`
+	}
+)
+
+// The words of the enumerations, by value.
+var (
+	tinWords       = []string{"diffserv3", "diffserv4", "diffserv8", "besteffort", "precedence", "cake3"}
+	flowWords      = []string{"flowblind", "srchost", "dsthost", "hosts", "flows", "dual-srchost", "dual-dsthost", "triple-isolate"}
+	ackFilterWords = []string{"no-ack-filter", "ack-filter", "ack-filter-aggressive"}
+	framingWords   = []string{"noatm", "atm", "ptm"}
+)
+
+func encodePlan(p plan.Plan) []byte {
+	return encode(planRecord{Schema: schema, Down: encodeLink(p.Link.Down), Up: encodeLink(p.Link.Up), Updated: p.Updated})
+}
+
+func encodeSubscriber(s plan.Subscriber) []byte {
+	return encode(subscriberRecord{Schema: schema, Plan: s.Plan, Labels: s.Labels, Updated: s.Updated})
+}
+
+func encodeRouter(r plan.Router) []byte {
+	return encode(routerRecord{Schema: schema, Subscriber: r.Subscriber, Updated: r.Updated})
+}
+
+func encodeToken(t Token) []byte {
+	return encode(tokenRecord{
+		Schema: schema, Router: t.Router, Subscriber: t.Subscriber,
+		SecretHash: hex.EncodeToString(t.SecretHash[:]), Expires: t.Expires,
+	})
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err) // strings, numbers and times of this century always have a form
+	}
+	return b
+}
+
+func decodePlan(name string, value []byte, rev plan.Revision) (plan.Plan, error) {
+	def := encodeLink(engine.DefaultConfig())
+	down, up := *def, *def
+	r := planRecord{Down: &down, Up: &up}
+	if err := decode(value, &r, &r.Schema); err != nil {
+		return plan.Plan{}, err
+	}
+	var link plan.Link
+	var err error
+	if link.Down, err = decodeLink(r.Down); err != nil {
+		return plan.Plan{}, fmt.Errorf("down: %w", err)
+	}
+	if link.Up, err = decodeLink(r.Up); err != nil {
+		return plan.Plan{}, fmt.Errorf("up: %w", err)
+	}
+	return plan.Plan{Name: name, Link: link, Revision: rev, Updated: r.Updated}, nil
+}
+
+func decodeSubscriber(id string, value []byte, rev plan.Revision) (plan.Subscriber, error) {
+	var r subscriberRecord
+	if err := decode(value, &r, &r.Schema); err != nil {
+		return plan.Subscriber{}, err
+	}
+	return plan.Subscriber{ID: id, Plan: r.Plan, Labels: r.Labels, Revision: rev, Updated: r.Updated}, nil
+}
+
+func decodeRouter(id string, value []byte, rev plan.Revision) (plan.Router, error) {
+	var r routerRecord
+	if err := decode(value, &r, &r.Schema); err != nil {
+		return plan.Router{}, err
+	}
+	return plan.Router{ID: id, Subscriber: r.Subscriber, Revision: rev, Updated: r.Updated}, nil
+}
+
+func decodeToken(id string, value []byte, rev plan.Revision) (Token, error) {
+	var r tokenRecord
+	if err := decode(value, &r, &r.Schema); err != nil {
+		return Token{}, err
+	}
+	t := Token{ID: id, Router: r.Router, Subscriber: r.Subscriber, Expires: r.Expires, Revision: rev}
+	if len(r.SecretHash) != hex.EncodedLen(len(t.SecretHash)) {
+		return Token{}, fmt.Errorf("secret_hash: %d hex digits, not %d", len(r.SecretHash), hex.EncodedLen(len(t.SecretHash)))
+	}
+	if _, err := hex.Decode(t.SecretHash[:], []byte(r.SecretHash)); err != nil {
+		return Token{}, fmt.Errorf("secret_hash: %w", err)
+	}
+	return t, nil
+}
+
+func decode(value []byte, record any, version *int) error {
+	if err := json.Unmarshal(value, record); err != nil {
+		return fmt.Errorf("decode: %w", err)
+	}
+	if *version < 1 || *version > schema {
+		return fmt.Errorf("decode: schema %d, this version knows 1 to %d", *version, schema)
+	}
+	return nil
+}
+
+func encodeLink(c engine.Config) *linkRecord {
+	return &linkRecord{
+		RateBPS:     uint64(c.Rate),
+		Tins:        tinWords[c.Tins],
+		Flows:       flowWords[c.Flows],
+		AckFilter:   ackFilterWords[c.AckFilter],
+		Framing:     framingWords[c.Framing],
+		NAT:         c.NAT,
+		Wash:        c.Wash,
+		Ingress:     c.Ingress,
+		Autorate:    c.Autorate,
+		SplitGSO:    c.SplitGSO,
+		Raw:         c.Raw,
+		Overhead:    c.Overhead,
+		MPU:         c.MPU,
+		MTU:         c.MTU,
+		RTTUS:       c.RTT.Microseconds(),
+		TargetUS:    c.Target.Microseconds(),
+		MemoryLimit: c.MemoryLimit,
+		Fwmark:      c.Fwmark,
+	}
+}
+
+func decodeLink(r *linkRecord) (engine.Config, error) {
+	if r == nil {
+		return engine.Config{}, fmt.Errorf("is null")
+	}
+	tins, flows := slices.Index(tinWords, r.Tins), slices.Index(flowWords, r.Flows)
+	ackFilter, framing := slices.Index(ackFilterWords, r.AckFilter), slices.Index(framingWords, r.Framing)
+	switch {
+	case tins < 0:
+		return engine.Config{}, fmt.Errorf("tins: %q is unknown", r.Tins)
+	case flows < 0:
+		return engine.Config{}, fmt.Errorf("flows: %q is unknown", r.Flows)
+	case ackFilter < 0:
+		return engine.Config{}, fmt.Errorf("ack_filter: %q is unknown", r.AckFilter)
+	case framing < 0:
+		return engine.Config{}, fmt.Errorf("framing: %q is unknown", r.Framing)
+	}
+	return engine.Config{
+		Rate:        engine.BitsPerSecond(r.RateBPS),
+		Tins:        engine.TinMode(tins),
+		Flows:       engine.FlowMode(flows),
+		AckFilter:   engine.AckFilter(ackFilter),
+		Framing:     engine.Framing(framing),
+		NAT:         r.NAT,
+		Wash:        r.Wash,
+		Ingress:     r.Ingress,
+		Autorate:    r.Autorate,
+		SplitGSO:    r.SplitGSO,
+		Raw:         r.Raw,
+		Overhead:    r.Overhead,
+		MPU:         r.MPU,
+		MTU:         r.MTU,
+		RTT:         time.Duration(r.RTTUS) * time.Microsecond,
+		Target:      time.Duration(r.TargetUS) * time.Microsecond,
+		MemoryLimit: r.MemoryLimit,
+		Fwmark:      r.Fwmark,
+	}, nil
+}
+
+// updated returns the time in a record of any kind; zero if it has none.
+func updated(value []byte) time.Time {
+	var r struct {
+		Updated time.Time `json:"updated"`
+	}
+	if json.Unmarshal(value, &r) != nil {
+		return time.Time{}
+	}
+	return r.Updated
+}

@@ -1,0 +1,390 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cakefleet/cakefleet/internal/plan"
+)
+
+// Any stands for whatever revision a record has, also none.
+const Any plan.Revision = -1
+
+// attempts is how often a write that others got in the way of is tried anew.
+// Each failure means that another writer succeeded.
+const attempts = 32
+
+var errBusy = fmt.Errorf("%w: too many others write at the same time", ErrUnavailable)
+
+// PutPlan stores a plan, in one write whatever the number of its subscribers.
+// expect is the revision that the stored one must have: 0 for none, or Any.
+// Errors: ErrInvalid, ErrNotFound, ErrExists, ErrConflict.
+func (s *Store) PutPlan(ctx context.Context, p plan.Plan, expect plan.Revision) (plan.Plan, error) {
+	if err := p.Validate(); err != nil {
+		return plan.Plan{}, invalid(KindPlan, p.Name, err)
+	}
+	p.Updated = stamp()
+	var err error
+	p.Revision, err = s.put(ctx, write{kind: KindPlan, id: p.Name, value: encodePlan(p), expect: expect})
+	return p, err
+}
+
+// PutSubscriber stores a subscriber; expect is as in PutPlan. Errors: those of
+// PutPlan, and ErrDangling if the plan doesn't exist.
+func (s *Store) PutSubscriber(ctx context.Context, sub plan.Subscriber, expect plan.Revision) (plan.Subscriber, error) {
+	if err := sub.Validate(); err != nil {
+		return plan.Subscriber{}, invalid(KindSubscriber, sub.ID, err)
+	}
+	sub.Updated = stamp()
+	var err error
+	sub.Revision, err = s.put(ctx, write{
+		kind: KindSubscriber, id: sub.ID, value: encodeSubscriber(sub), expect: expect,
+		ref: KindPlan, refID: sub.Plan,
+	})
+	return sub, err
+}
+
+// PutRouter stores a router; expect is as in PutPlan. Errors: those of PutPlan,
+// and ErrDangling if the subscriber doesn't exist.
+func (s *Store) PutRouter(ctx context.Context, r plan.Router, expect plan.Revision) (plan.Router, error) {
+	if err := r.Validate(); err != nil {
+		return plan.Router{}, invalid(KindRouter, r.ID, err)
+	}
+	r.Updated = stamp()
+	w := write{kind: KindRouter, id: r.ID, value: encodeRouter(r), expect: expect}
+	if r.Subscriber != "" {
+		w.ref, w.refID = KindSubscriber, r.Subscriber
+	}
+	var err error
+	r.Revision, err = s.put(ctx, w)
+	return r, err
+}
+
+// DeleteSubscriber removes a subscriber; expect is as in PutPlan, without 0.
+// Errors: ErrNotFound, ErrConflict, and ErrInUse while a router serves it.
+func (s *Store) DeleteSubscriber(ctx context.Context, id string, expect plan.Revision) error {
+	return s.remove(ctx, KindSubscriber, id, expect)
+}
+
+// DeleteRouter removes a router; expect is as in PutPlan, without 0. Errors:
+// ErrNotFound, ErrConflict.
+func (s *Store) DeleteRouter(ctx context.Context, id string, expect plan.Revision) error {
+	return s.remove(ctx, KindRouter, id, expect)
+}
+
+// DeletePlan removes a plan after it has moved its subscribers, if there are
+// any, to replacement. They move in batches; if it stops half-way, every
+// subscriber has one plan or the other, and doing it again goes on from there.
+//
+// Errors: ErrNotFound, ErrConflict, ErrInUse if there are subscribers and no
+// replacement, ErrDangling if the replacement doesn't exist, ErrInvalid if it
+// is the plan itself.
+func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect plan.Revision) (moved int, err error) {
+	if name == replacement {
+		return 0, invalid(KindPlan, name, fmt.Errorf("plan %s: can't be its own replacement", name))
+	}
+	// Whoever changes the plan while it is being removed wants it to stay, so
+	// the revision is fixed before anything moves.
+	if expect, err = s.expected(ctx, KindPlan, name, expect); err != nil {
+		return 0, err
+	}
+	for range attempts {
+		var users []SubscriberWrite
+		s.View(func(st *State) {
+			for sub := range st.SubscribersOfPlan(name, "") {
+				w := SubscriberWrite{Subscriber: sub, Expect: sub.Revision}
+				w.Subscriber.Plan = replacement
+				users = append(users, w)
+			}
+		})
+		if len(users) == 0 || replacement == "" {
+			err := s.remove(ctx, KindPlan, name, expect)
+			if replacement != "" && errors.Is(err, ErrInUse) {
+				continue // somebody was given the plan meanwhile
+			}
+			return moved, err
+		}
+		n, err := s.WriteSubscribers(ctx, users)
+		moved += n
+		if err != nil && !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) {
+			return moved, fmt.Errorf("delete plan %s: move subscribers to plan %s: %w", name, replacement, err)
+		}
+	}
+	return moved, fmt.Errorf("delete plan %s: %w", name, errBusy)
+}
+
+// SubscriberWrite is one of many subscribers to put or remove.
+type SubscriberWrite struct {
+	Subscriber plan.Subscriber
+	Remove     bool          // only Subscriber.ID is looked at
+	Expect     plan.Revision // that the stored one must have; 0 for none
+}
+
+// WriteSubscribers puts and removes many subscribers, in order, and returns
+// how many were written. It is atomic if they fit one transaction (about 120,
+// or 60 that are removed); more are written in transactions of that size, and
+// it stops at the first that fails, so that each subscriber is either as before
+// or as wanted. Making the writes anew from the state and doing them again
+// completes it.
+//
+// Errors: ErrInvalid before anything is written; ErrConflict, ErrNotFound,
+// ErrExists, ErrDangling, ErrInUse of the first subscriber that can't be
+// written.
+func (s *Store) WriteSubscribers(ctx context.Context, writes []SubscriberWrite) (written int, err error) {
+	ids := make(map[string]bool, len(writes))
+	for _, w := range writes {
+		id := w.Subscriber.ID
+		if ids[id] {
+			return 0, invalid(KindSubscriber, id, fmt.Errorf("subscriber %s: written twice", id))
+		}
+		ids[id] = true
+		if w.Remove {
+			continue
+		}
+		if err := w.Subscriber.Validate(); err != nil {
+			return 0, invalid(KindSubscriber, id, err)
+		}
+	}
+	now := stamp()
+	for tries := 0; written < len(writes); {
+		t := txn{seen: s.Revision()}
+		n := 0
+		for _, w := range writes[written:] {
+			if !t.add(subscriberWrite(w, now)) {
+				break
+			}
+			n++
+		}
+		_, err := s.commit(ctx, &t)
+		if tries++; errors.Is(err, errMoved) && tries < attempts {
+			continue
+		}
+		if err != nil {
+			return written, err
+		}
+		written += n
+		tries = 0
+	}
+	return written, nil
+}
+
+func subscriberWrite(sw SubscriberWrite, now time.Time) write {
+	if sw.Remove {
+		return write{kind: KindSubscriber, id: sw.Subscriber.ID, expect: sw.Expect, users: KindRouter}
+	}
+	sub := sw.Subscriber
+	sub.Updated = now
+	return write{
+		kind: KindSubscriber, id: sub.ID, value: encodeSubscriber(sub), expect: sw.Expect,
+		ref: KindPlan, refID: sub.Plan,
+	}
+}
+
+// write is one record to put, or to delete if there is no value.
+type write struct {
+	kind   Kind
+	id     string
+	value  []byte
+	expect plan.Revision
+
+	ref      Kind // what it refers to; empty if to nothing
+	refID    string
+	unmarked bool // the reference doesn't hold its target
+	users    Kind // of a deletion: what may refer to it; empty if nothing does
+}
+
+func (s *Store) put(ctx context.Context, w write) (plan.Revision, error) {
+	t := txn{}
+	t.add(w)
+	return s.commit(ctx, &t)
+}
+
+// remove deletes one record. A marker that moved without a user that stays is
+// not a reason to give up.
+func (s *Store) remove(ctx context.Context, k Kind, id string, expect plan.Revision) error {
+	w := write{kind: k, id: id}
+	switch k {
+	case KindPlan:
+		w.users = KindSubscriber
+	case KindSubscriber:
+		w.users = KindRouter
+	}
+	for range attempts {
+		var err error
+		if w.expect, err = s.expected(ctx, k, id, expect); err != nil {
+			return err
+		}
+		t := txn{seen: s.Revision()}
+		t.add(w)
+		_, err = s.commit(ctx, &t)
+		if errors.Is(err, errMoved) || expect == Any && errors.Is(err, ErrConflict) {
+			continue
+		}
+		return err
+	}
+	return fmt.Errorf("delete %s %s: %w", k, id, errBusy)
+}
+
+// expected returns the revision of a record that exists if expect is Any.
+func (s *Store) expected(ctx context.Context, k Kind, id string, expect plan.Revision) (plan.Revision, error) {
+	if expect > 0 {
+		return expect, nil
+	}
+	s.View(func(st *State) { expect = st.revisionOf(k, id) })
+	if expect > 0 {
+		return expect, nil
+	}
+	// Perhaps another controller has just made it.
+	items, rev, err := s.kv.Get(ctx, key(k, id))
+	if err != nil {
+		return 0, fmt.Errorf("delete %s %s: %w", k, id, err)
+	}
+	if len(items) == 0 {
+		return 0, notFound(k, id)
+	}
+	return plan.Revision(items[0].Revision), s.await(ctx, plan.Revision(rev))
+}
+
+// errMoved says that a reference was made to what is to be deleted, between
+// the state that was looked at and the transaction.
+var errMoved = fmt.Errorf("%w: a reference was made meanwhile", ErrUnavailable)
+
+// txn collects writes that fit one transaction.
+type txn struct {
+	seen     plan.Revision // up to which users were looked for
+	writes   []write
+	compares []Compare
+	ops      []Op
+	marked   map[string]bool
+	bytes    int
+}
+
+// add takes a write in; false if there is no room.
+func (t *txn) add(w write) bool {
+	k := key(w.kind, w.id)
+	compares := make([]Compare, 0, 2)
+	ops := make([]Op, 0, 2)
+	if w.expect != Any {
+		compares = append(compares, Compare{k, Equal, int64(w.expect)})
+	}
+	ops = append(ops, Op{k, w.value})
+	if w.ref != "" && !t.marked[refKey(w.ref, w.refID)] {
+		compares = append(compares, Compare{key(w.ref, w.refID), Greater, 0})
+		if !w.unmarked {
+			ops = append(ops, marker(w.ref, w.refID, w.id))
+		}
+	}
+	if w.users != "" {
+		m := refKey(w.kind, w.id)
+		compares = append(compares, Compare{m, Less, int64(t.seen) + 1})
+		ops = append(ops, Op{m, nil})
+	}
+	full := len(t.compares)+len(compares) > maxOps || len(t.ops)+len(ops) > maxOps || t.bytes+len(w.value) > maxBytes
+	if full && len(t.writes) > 0 {
+		return false
+	}
+	if w.ref != "" && !w.unmarked {
+		if t.marked == nil {
+			t.marked = map[string]bool{}
+		}
+		t.marked[refKey(w.ref, w.refID)] = true
+	}
+	t.writes = append(t.writes, w)
+	t.compares = append(t.compares, compares...)
+	t.ops = append(t.ops, ops...)
+	t.bytes += len(w.value)
+	return true
+}
+
+// marker tells those who delete a target that a reference to it was made. The
+// value is for whoever looks with etcdctl.
+func marker(target Kind, id, by string) Op { return Op{refKey(target, id), []byte(by)} }
+
+// commit does a transaction and waits until the state has seen it.
+func (s *Store) commit(ctx context.Context, t *txn) (plan.Revision, error) {
+	if err := s.free(t); err != nil {
+		return 0, err
+	}
+	first := t.writes[0]
+	res, err := s.kv.Txn(ctx, t.compares, t.ops)
+	if err != nil {
+		return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+	}
+	rev := plan.Revision(res.Revision)
+	// Also after a refusal: who reads next should see what was in the way.
+	if err := s.await(ctx, rev); err != nil {
+		return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+	}
+	if res.OK {
+		return rev, nil
+	}
+	return 0, t.refusal(res.Items)
+}
+
+// free returns ErrInUse if anything that is to be deleted has users.
+func (s *Store) free(t *txn) (err error) {
+	s.View(func(st *State) {
+		for _, w := range t.writes {
+			if w.users == "" {
+				continue
+			}
+			e := &Error{Kind: w.kind, ID: w.id, Err: ErrInUse, Ref: w.users}
+			switch w.users {
+			case KindSubscriber:
+				e.Count = st.CountSubscribers(w.id)
+				for u := range st.SubscribersOfPlan(w.id, "") {
+					e.RefID = u.ID
+					break
+				}
+			case KindRouter:
+				e.Count = st.routersOfSubscriber.count[w.id]
+				for u := range st.RoutersOfSubscriber(w.id) {
+					e.RefID = u.ID
+					break
+				}
+			}
+			if e.Count > 0 {
+				err = e
+				return
+			}
+		}
+	})
+	return err
+}
+
+// refusal returns why a transaction did nothing, of the first write that is to
+// blame. items are those of the compared keys that exist.
+func (t *txn) refusal(items []Item) error {
+	for _, w := range t.writes {
+		it := find(items, key(w.kind, w.id))
+		if it == nil && w.expect > 0 {
+			return notFound(w.kind, w.id)
+		}
+		if it != nil && w.expect != Any && plan.Revision(it.Revision) != w.expect {
+			e := &Error{Kind: w.kind, ID: w.id, Err: ErrConflict, Want: w.expect, Have: plan.Revision(it.Revision), Updated: updated(it.Value)}
+			if w.expect == 0 {
+				e.Err = ErrExists
+			}
+			return e
+		}
+		if w.ref != "" && find(items, key(w.ref, w.refID)) == nil {
+			return &Error{Kind: w.kind, ID: w.id, Err: ErrDangling, Ref: w.ref, RefID: w.refID}
+		}
+	}
+	return errMoved
+}
+
+func find(items []Item, key string) *Item {
+	i := slices.IndexFunc(items, func(it Item) bool { return it.Key == key })
+	if i < 0 {
+		return nil
+	}
+	return &items[i]
+}
+
+// stamp returns the time of a change as records have it: to the microsecond,
+// so that what a write returns is what a later read returns.
+func stamp() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
