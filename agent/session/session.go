@@ -1,0 +1,333 @@
+// Package session is an agent's one talk with its controller: it dials,
+// enrols, says hello, hands desired states to the agent and sends what is in
+// the outbox. It is the only part of the agent that knows gRPC and the
+// protocol's types.
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/cakefleet/cakefleet/agent/outbox"
+	"github.com/cakefleet/cakefleet/internal/plan"
+	"github.com/cakefleet/cakefleet/internal/wire"
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
+)
+
+// Push is a desired state from the controller.
+type Push struct {
+	Desired       plan.Desired
+	ConfirmWithin time.Duration // 0: no confirmation is asked for
+	ExpiresAfter  time.Duration // 0: it stays
+	Then          *plan.Link    // what follows after ExpiresAfter; nil: nothing is shaped
+	Err           error         // why it can't be read; it is to be refused
+	Answer        outbox.Address
+}
+
+// Hello is what an agent says of itself once per session.
+type Hello struct {
+	RouterID, BootID, Version, Model, Dataplane string
+	Capabilities                                []string
+}
+
+// Config is what a session needs. All fields but Logger and Jitter are needed.
+type Config struct {
+	Address string // host:port of the controller
+	TLS     *tls.Config
+	Logger  hclog.Logger
+	Jitter  *rand.Rand // of back-off and reports; nil: seeded at random
+
+	Hello   Hello
+	Outbox  *outbox.Outbox
+	Status  func() plan.Status    // what runs now; called at the beginning of a stream
+	Report  func() *plan.Report   // makes a report; what it refers to stays as it is until the next call
+	Deliver func(Push)            // gets every push; must not block
+	Reached func(since time.Time) // the controller answered something that was said after since; must not block
+	// Handshake is told of every TLS handshake that ended in an error; true
+	// means that trying again at once makes sense.
+	Handshake func(error) bool
+}
+
+// Session keeps a stream to the controller as long as it runs.
+type Session struct {
+	cfg     Config
+	backoff backoff
+	open    func(context.Context) (lived time.Duration, err error) // one whole stream; tests replace it
+	stream  uint64                                                 // counts streams, from 1
+	retry   atomic.Bool                                            // Handshake asked for another try
+}
+
+// Times of one stream.
+const (
+	defaultReportInterval = 10 * time.Second
+	connectTimeout        = 20 * time.Second
+	helloTimeout          = 30 * time.Second // until the controller's first message
+	probeTimeout          = 5 * time.Second
+	goodAfter             = 10 * time.Second // a stream that lived this long resets the back-off
+)
+
+// New returns a session that is not connected yet.
+func New(cfg Config) *Session {
+	if cfg.Logger == nil {
+		cfg.Logger = hclog.NewNullLogger()
+	}
+	if cfg.Jitter == nil {
+		cfg.Jitter = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	s := &Session{cfg: cfg, backoff: backoff{random: cfg.Jitter}}
+	s.open = s.connect
+	return s
+}
+
+// Run connects again and again, for ever, until ctx ends.
+func (s *Session) Run(ctx context.Context) error {
+	var ask time.Duration // the controller's own wish
+	for {
+		wait := max(s.backoff.next(), ask)
+		if s.retry.Swap(false) {
+			wait = 0
+		}
+		if sleep(ctx, wait) != nil {
+			return nil
+		}
+		lived, err := s.open(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if lived >= goodAfter {
+			s.backoff.good()
+		}
+		ask = retryAfter(err)
+		s.cfg.Logger.Warn("session ended", "controller", s.cfg.Address, "lived", lived.Round(time.Millisecond), "error", plain(err))
+	}
+}
+
+// connect has one stream from beginning to end. It always returns an error.
+func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) {
+	s.stream++
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	conn, err := dial(s.cfg.Address, s.cfg.TLS, func(err error) {
+		if s.cfg.Handshake != nil && s.cfg.Handshake(err) {
+			s.retry.Store(true)
+		}
+	})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+
+	// A controller that accepts and then says nothing is as good as none.
+	silent := time.AfterFunc(helloTimeout, func() {
+		cancel(fmt.Errorf("controller %s said nothing for %v", s.cfg.Address, helloTimeout))
+	})
+	defer silent.Stop()
+	stream, err := pb.NewSessionServiceClient(conn).Connect(ctx)
+	if err != nil {
+		return 0, cause(ctx, err)
+	}
+	began := time.Now()
+	if err := s.hello(stream); err != nil {
+		return 0, cause(ctx, err)
+	}
+	first, err := stream.Recv()
+	if err != nil {
+		return 0, cause(ctx, err)
+	}
+	silent.Stop()
+	s.cfg.Logger.Info("session began", "controller", s.cfg.Address, "stream", s.stream)
+	s.cfg.Reached(began)
+
+	interval := make(chan time.Duration, 1) // the newest report interval; replaced when unread
+	received := make(chan error, 1)         // the receiver's one result
+	go func() { received <- s.receive(stream, first, interval) }()
+	err = s.send(ctx, conn, stream, interval, received)
+	cancel(err)
+	return time.Since(began), err
+}
+
+// hello says what runs and, as news, the router's conditions.
+func (s *Session) hello(stream pb.SessionService_ConnectClient) error {
+	h, st := s.cfg.Hello, s.cfg.Status()
+	err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Hello{Hello: &pb.Hello{
+		RouterId:        h.RouterID,
+		BootId:          h.BootID,
+		AgentVersion:    h.Version,
+		Model:           h.Model,
+		Capabilities:    h.Capabilities,
+		AppliedRevision: int64(st.Applied),
+		AppliedHash:     st.AppliedHash,
+		EffectiveHash:   st.EffectiveHash,
+		Effective:       wire.FromLink(st.Effective),
+		Clock:           timestamppb.Now(),
+		Dataplane:       h.Dataplane,
+	}}})
+	if err != nil {
+		return sendError(stream, err)
+	}
+	return s.sendStatus(stream, outbox.News(st), 0)
+}
+
+// receive hands on what comes until the stream ends. It is the only receiver.
+func (s *Session) receive(stream pb.SessionService_ConnectClient, m *pb.ConnectResponse, interval chan time.Duration) error {
+	for {
+		switch arm := m.GetMessage().(type) {
+		case *pb.ConnectResponse_Desired:
+			s.cfg.Deliver(s.push(arm.Desired))
+		case *pb.ConnectResponse_Settings:
+			if d := arm.Settings.GetReportInterval().AsDuration(); d > 0 {
+				replace(interval, d)
+			}
+		default: // of a later version
+		}
+		var err error
+		if m, err = stream.Recv(); err != nil {
+			return err
+		}
+	}
+}
+
+func (s *Session) push(m *pb.Desired) Push {
+	p := Push{
+		ConfirmWithin: m.GetConfirmWithin().AsDuration(),
+		ExpiresAfter:  m.GetExpiresAfter().AsDuration(),
+		Answer:        outbox.Address{Stream: s.stream, Nonce: m.GetNonce()},
+	}
+	var errThen error
+	p.Desired, p.Err = wire.ToDesired(m)
+	if p.Then, errThen = wire.ToLink(m.GetThen()); errThen != nil && p.Err == nil {
+		p.Err = fmt.Errorf("then: %w", errThen)
+	}
+	if p.ConfirmWithin < 0 || p.ExpiresAfter < 0 {
+		p.Err = errors.Join(p.Err, errors.New("confirm_within and expires_after must not be negative"))
+	}
+	return p
+}
+
+// send sends what is due until the stream ends. It is the only sender; when
+// the controller is slow it waits here, and the outbox keeps only the newest.
+func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, interval <-chan time.Duration, received <-chan error) error {
+	every := defaultReportInterval
+	due := time.NewTimer(jittered(s.cfg.Jitter, every))
+	defer due.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case err := <-received:
+			return cause(ctx, err)
+		case every = <-interval:
+			due.Reset(jittered(s.cfg.Jitter, every)) // spread over the fleet
+		case <-due.C:
+			due.Reset(every)
+			s.cfg.Outbox.PutReport()
+		case <-s.cfg.Outbox.Ready():
+			if err := s.sendWork(ctx, conn, stream); err != nil {
+				return cause(ctx, err)
+			}
+		}
+	}
+}
+
+func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient) error {
+	w := s.cfg.Outbox.Take(s.stream)
+	if w.Status != nil {
+		if err := s.sendStatus(stream, w.Status, w.Nonce); err != nil {
+			return err
+		}
+	}
+	if w.Report {
+		report := wire.FromReport(s.cfg.Report())
+		if err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Report{Report: report}}); err != nil {
+			return sendError(stream, err)
+		}
+	}
+	if w.Probe {
+		return s.probe(ctx, conn)
+	}
+	return nil
+}
+
+func (s *Session) sendStatus(stream pb.SessionService_ConnectClient, st *plan.Status, nonce uint64) error {
+	err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Status{Status: wire.FromStatus(*st, nonce)}})
+	return sendError(stream, err)
+}
+
+// probe shows that the controller can be reached now: it calls a method that
+// doesn't exist, which every gRPC server answers at once. A session that
+// can't do this is over; the next one's beginning is a proof as well.
+func (s *Session) probe(ctx context.Context, conn *grpc.ClientConn) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	began := time.Now()
+	err := conn.Invoke(ctx, "/cakefleet.v1.SessionService/Probe", &emptypb.Empty{}, &emptypb.Empty{})
+	switch status.Code(err) {
+	case codes.OK, codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+		s.cfg.Reached(began)
+		return nil
+	default:
+		return fmt.Errorf("probe controller: %w", err)
+	}
+}
+
+// sendError returns what ended the stream: Send itself only says io.EOF.
+func sendError(stream pb.SessionService_ConnectClient, err error) error {
+	if err == nil {
+		return nil
+	}
+	if errEnd := stream.RecvMsg(nil); errEnd != nil {
+		return errEnd
+	}
+	return err
+}
+
+// cause returns why we ended the stream ourselves, if we did.
+func cause(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// replace makes v the only value in a channel of capacity 1 that has one
+// sender.
+func replace[T any](ch chan T, v T) {
+	for {
+		select {
+		case ch <- v:
+			return
+		default:
+		}
+		select {
+		case <-ch:
+		default:
+		}
+	}
+}
+
+func jittered(r *rand.Rand, d time.Duration) time.Duration {
+	return time.Duration(r.Int64N(int64(d) + 1))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return ctx.Err()
+	}
+}
