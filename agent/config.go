@@ -1,0 +1,47 @@
+package agent
+
+import (
+	"errors"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/engine"
+)
+
+// Config is what an agent needs.
+type Config struct {
+	Controller string // host:port
+	StateDir   string // on flash: identity and last known good state; must exist
+	// Token returns the join token, or an empty string while there is none. It
+	// is asked again for every attempt. Only a router without a valid
+	// certificate uses it.
+	Token   func() (string, error)
+	Version string
+	Model   string               // hardware model
+	Built   time.Time            // when the program was built, which is before now whatever the router's clock says
+	MaxRate engine.BitsPerSecond // what the router can shape, each direction; 0: no limit is known
+
+	Dataplane     dataplane.Dataplane // the agent closes it
+	DataplaneName string              // "userspace" or "kernel"
+
+	Logger hclog.Logger // nil: nothing is logged
+}
+
+func (c *Config) validate() error {
+	switch {
+	case c.Controller == "":
+		return errors.New("controller address is empty")
+	case c.StateDir == "":
+		return errors.New("state directory is empty")
+	case c.Dataplane == nil:
+		return errors.New("data plane is missing")
+	case c.Token == nil:
+		c.Token = func() (string, error) { return "", nil }
+	}
+	if c.Logger == nil {
+		c.Logger = hclog.NewNullLogger()
+	}
+	return nil
+}

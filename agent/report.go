@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/internal/plan"
+)
+
+// reporter makes reports. It has the memory of one report, which the session
+// uses up before it asks for the next.
+type reporter struct {
+	plane  dataplane.Dataplane
+	began  time.Time
+	stats  dataplane.Stats
+	report plan.Report
+}
+
+func newReporter(boot string, plane dataplane.Dataplane) *reporter {
+	return &reporter{plane: plane, began: time.Now(), report: plan.Report{BootID: boot}}
+}
+
+// next makes a report. What it refers to stays as it is until the next call.
+func (r *reporter) next() *plan.Report {
+	p := &r.report
+	p.Sequence++
+	p.Uptime = time.Since(r.began)
+	p.Down, p.Up = nil, nil
+	if r.plane.Stats(&r.stats) {
+		p.Down, p.Up = &r.stats.Down, &r.stats.Up
+	}
+	p.Agent = plan.AgentStats{
+		CPUTime:         cpuTime(),
+		ResidentBytes:   residentBytes(),
+		BypassedPackets: r.stats.BypassedPackets,
+		QueueOverflows:  r.stats.QueueOverflows,
+	}
+	if n := r.stats.Batches; n > 0 {
+		p.Agent.BatchSizeMilli = uint32(r.stats.Packets * 1000 / n)
+	}
+	return p
+}
+
+// cpuTime returns the CPU time that this process used; 0 if it is not known.
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// residentBytes returns the memory of this process; 0 if it is not known.
+func residentBytes() uint64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(b)
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, err := strconv.ParseUint(string(fields[1]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return pages * uint64(os.Getpagesize())
+}
