@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/hashicorp/go-hclog"
+
+	"github.com/cakefleet/cakefleet/engine"
+)
+
+// options are what the command line and the configuration file say.
+type options struct {
+	controller, iface, stateDir string
+	token, tokenFile            string
+	routerModel, dataplane      string
+	maxRate                     engine.BitsPerSecond
+	logLevel                    string
+	logJSON, version            bool
+}
+
+// parseOptions reads the command line and the file that --config names. What
+// the command line says wins.
+func parseOptions(args []string, out io.Writer) (options, error) {
+	var o options
+	var config string
+	f := flag.NewFlagSet("cakefleet-agent", flag.ContinueOnError)
+	f.SetOutput(out)
+	f.StringVar(&config, "config", "", "`file` with lines \"name value\" for any of these flags; # begins a comment")
+	f.StringVar(&o.controller, "controller", "", "`host:port` of the controller (port 8443 if left out)")
+	f.StringVar(&o.iface, "interface", "", "WAN `interface` to shape, such as eth0 or pppoe-wan")
+	f.StringVar(&o.stateDir, "state-dir", "/etc/cakefleet", "`directory` on flash for identity and last known good state")
+	f.StringVar(&o.token, "token", "", "join `token`, needed once, from cakefleetctl token create")
+	f.StringVar(&o.tokenFile, "token-file", "", "`file` with the join token")
+	f.StringVar(&o.routerModel, "router-model", "", "hardware `model` to report (found out if left out)")
+	f.StringVar(&o.dataplane, "dataplane", "auto", "what shapes: auto, userspace or kernel")
+	f.Func("max-rate", "highest `rate` that this router can shape, such as 300mbit; higher ones are refused", func(s string) (err error) {
+		o.maxRate, err = engine.ParseRate(s)
+		return err
+	})
+	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
+	f.BoolVar(&o.logJSON, "log-json", false, "log JSON")
+	f.BoolVar(&o.version, "version", false, "print the version and exit")
+	if err := f.Parse(args); err != nil {
+		return o, err
+	}
+	if f.NArg() > 0 {
+		return o, fmt.Errorf("%q: flags only, each with two dashes", f.Arg(0))
+	}
+	if config != "" {
+		if err := readConfig(f, config); err != nil {
+			return o, err
+		}
+	}
+	if o.version {
+		return o, nil
+	}
+	return o, o.validate()
+}
+
+// readConfig sets the flags that the file names and the command line does not.
+func readConfig(f *flag.FlagSet, path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	defer file.Close()
+	given := map[string]bool{"config": true}
+	f.Visit(func(fl *flag.Flag) { given[fl.Name] = true })
+	lines := bufio.NewScanner(file)
+	for n := 1; lines.Scan(); n++ {
+		line, _, _ := strings.Cut(lines.Text(), "#")
+		if line = strings.TrimSpace(line); line == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(line, " ")
+		value = strings.TrimSpace(value)
+		fl := f.Lookup(name)
+		if fl == nil || name == "config" {
+			return fmt.Errorf("%s line %d: %q is not a setting", path, n, name)
+		}
+		if b, ok := fl.Value.(interface{ IsBoolFlag() bool }); ok && b.IsBoolFlag() && value == "" {
+			value = "true"
+		}
+		if value == "" {
+			return fmt.Errorf("%s line %d: %s needs a value", path, n, name)
+		}
+		if given[name] {
+			continue
+		}
+		if err := fl.Value.Set(value); err != nil {
+			return fmt.Errorf("%s line %d: %s: %w", path, n, name, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("configuration: %w", err)
+	}
+	return nil
+}
+
+func (o *options) validate() error {
+	switch {
+	case o.controller == "":
+		return errors.New("which controller? say --controller HOST:PORT")
+	case o.iface == "":
+		return errors.New("which WAN interface? say --interface NAME")
+	case o.token != "" && o.tokenFile != "":
+		return errors.New("--token and --token-file: give one of them")
+	case hclog.LevelFromString(o.logLevel) == hclog.NoLevel:
+		return fmt.Errorf("--log-level %q: must be trace, debug, info, warn or error", o.logLevel)
+	case !slices.Contains([]string{"auto", "userspace", "kernel"}, o.dataplane):
+		return fmt.Errorf("--dataplane %q: must be auto, userspace or kernel", o.dataplane)
+	}
+	host, port, err := net.SplitHostPort(o.controller)
+	if err != nil {
+		host, port = strings.Trim(o.controller, "[]"), "8443"
+	}
+	if host == "" || port == "" {
+		return fmt.Errorf("--controller %q: must be HOST:PORT", o.controller)
+	}
+	o.controller = net.JoinHostPort(host, port)
+	return nil
+}
+
+// joinToken returns the join token, read anew so that a file may come later.
+func (o options) joinToken() (string, error) {
+	if o.tokenFile == "" {
+		return o.token, nil
+	}
+	b, err := os.ReadFile(o.tokenFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("join token: %w", err)
+	}
+	return strings.TrimSpace(string(b)), err
+}
+
+// model returns how the hardware calls itself.
+func (o options) model() string {
+	if o.routerModel != "" {
+		return o.routerModel
+	}
+	for _, path := range []string{
+		"/tmp/sysinfo/model",                       // OpenWrt
+		"/proc/device-tree/model",                  // most boards
+		"/sys/devices/virtual/dmi/id/product_name", // PCs
+	} {
+		if b, err := os.ReadFile(path); err == nil {
+			if s := strings.TrimSpace(strings.TrimRight(string(b), "\x00")); s != "" {
+				return s
+			}
+		}
+	}
+	return "unknown"
+}
