@@ -135,11 +135,10 @@ func (a *Authority) CertificatePEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: typeCert, Bytes: a.cert.Raw})
 }
 
-// SignRouter returns in DER a certificate for the router and the key in the
-// signing request csr (PKCS #10 in DER). Nothing else of the request counts:
-// the identity is what the join token gave. The key must be Ed25519 and must
-// have signed the request.
-func (a *Authority) SignRouter(csr []byte, router string, now time.Time) ([]byte, error) {
+// ParseRequest returns the key of a signing request (PKCS #10 in DER). It must
+// be Ed25519 and must have signed the request. Nothing else of the request
+// counts: the identity is what the join token gives.
+func ParseRequest(csr []byte) (ed25519.PublicKey, error) {
 	if len(csr) > maxCSR {
 		return nil, fmt.Errorf("signing request: %d bytes, at most %d are allowed", len(csr), maxCSR)
 	}
@@ -154,9 +153,14 @@ func (a *Authority) SignRouter(csr []byte, router string, now time.Time) ([]byte
 	if err := req.CheckSignature(); err != nil {
 		return nil, fmt.Errorf("signing request: %w", err)
 	}
-	cert, err := a.client(Peer{Role: RoleRouter, Name: router}, pub, RouterLife, now)
+	return pub, nil
+}
+
+// SignRouter returns in DER a certificate for the router id and its key.
+func (a *Authority) SignRouter(pub ed25519.PublicKey, id string, now time.Time) ([]byte, error) {
+	cert, err := a.client(Peer{Role: RoleRouter, Name: id}, pub, RouterLife, now)
 	if err != nil {
-		return nil, fmt.Errorf("certificate of router %s: %w", router, err)
+		return nil, fmt.Errorf("certificate of router %s: %w", id, err)
 	}
 	return cert.Raw, nil
 }
