@@ -117,10 +117,7 @@ func ParseKeywords(base Config, words string) (Config, error) {
 			return base, err
 		}
 	}
-	if p.overheadSet {
-		p.c.Overhead = int16(p.overhead)
-		p.c.Raw = p.raw
-	}
+	p.finish()
 	return p.c, nil
 }
 
@@ -131,6 +128,14 @@ type keywordParser struct {
 
 	overhead         int // the sum so far
 	overheadSet, raw bool
+}
+
+// finish applies what is known at the last word only.
+func (p *keywordParser) finish() {
+	if p.overheadSet {
+		p.c.Overhead = int16(p.overhead)
+		p.c.Raw = p.raw
+	}
 }
 
 // word reads one word with its argument.

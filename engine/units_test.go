@@ -155,3 +155,14 @@ func mustFloat(s string) float64 {
 	}
 	return f
 }
+
+// time2015 is how tc printed times in 2015.
+func time2015(us uint64) string {
+	switch v := float64(us); {
+	case us >= 1_000_000:
+		return fmt.Sprintf("%.1fs", v/1e6)
+	case us >= 1000:
+		return fmt.Sprintf("%.1fms", v/1e3)
+	}
+	return fmt.Sprintf("%dus", us)
+}
