@@ -46,12 +46,12 @@ func child(text string, stdin io.Reader, stdout io.Writer) error {
 
 	c := &counters{bytes: map[string]*atomic.Uint64{}}
 	if spec.Serve != 0 {
-		if err := serve(ctx, spec.Serve, c); err != nil {
+		if err := serve(ctx, spec, c); err != nil {
 			return err
 		}
 	}
 	for _, f := range spec.Flows {
-		go runFlow(ctx, f, c)
+		go runFlow(ctx, f, spec.Congestion, c)
 	}
 	for _, p := range spec.Probes {
 		if err := startProbe(ctx, p, c); err != nil {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -21,14 +22,15 @@ const (
 
 const bufferBytes = 64 << 10
 
-func serve(ctx context.Context, port uint16, c *counters) error {
-	addr := fmt.Sprintf(":%d", port)
-	var lc net.ListenConfig
+func serve(ctx context.Context, spec Spec, c *counters) error {
+	addr := fmt.Sprintf(":%d", spec.Serve)
+	lc := net.ListenConfig{Control: congestion(spec.Congestion)} // accepted connections inherit it
+	lc.SetMultipathTCP(false)
 	l, err := lc.Listen(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
-	u, err := lc.ListenPacket(ctx, "udp", addr)
+	u, err := (&net.ListenConfig{}).ListenPacket(ctx, "udp", addr)
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
@@ -43,6 +45,26 @@ func serve(ctx context.Context, port uint16, c *counters) error {
 	}()
 	go echo(u)
 	return nil
+}
+
+// congestion returns what sets the congestion control of a TCP socket before
+// it is used, nil for the system's.
+func congestion(name string) func(_, _ string, c syscall.RawConn) error {
+	if name == "" {
+		return nil
+	}
+	return func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if ctrl := c.Control(func(fd uintptr) {
+			err = syscall.SetsockoptString(int(fd), syscall.IPPROTO_TCP, syscall.TCP_CONGESTION, name)
+		}); ctrl != nil {
+			return ctrl
+		}
+		if err != nil {
+			return fmt.Errorf("use congestion control %s: %w", name, err)
+		}
+		return nil
+	}
 }
 
 func serveFlow(conn net.Conn, c *counters) {
@@ -74,8 +96,8 @@ func echo(u net.PacketConn) {
 	}
 }
 
-func runFlow(ctx context.Context, f Flow, c *counters) {
-	conn, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(ctx, "tcp", f.Server.String())
+func runFlow(ctx context.Context, f Flow, control string, c *counters) {
+	conn, err := (&net.Dialer{Timeout: 10 * time.Second, Control: congestion(control)}).DialContext(ctx, "tcp", f.Server.String())
 	if err != nil {
 		c.broke(f.Name, err)
 		return

@@ -26,13 +26,15 @@ type Spec struct {
 	Flows []Flow `json:",omitempty"`
 	// Probes are started at once.
 	Probes []Probe `json:",omitempty"`
+	// Congestion is the congestion control of the flows that this process sends,
+	// such as "cubic"; empty = the system's.
+	Congestion string `json:",omitempty"`
 	// Nice is the priority of the process, -20 to 19: what stands for a machine
 	// of its own must not wait for the others' bulk traffic.
 	Nice int `json:",omitempty"`
 }
 
-// Flow is one TCP flow that sends as fast as it may, with the system's
-// congestion control. Its bytes are counted where they arrive.
+// Flow is one TCP flow that sends as fast as it may. Its bytes are counted where they arrive.
 type Flow struct {
 	Name   string // unique in one Record
 	Up     bool   // sent to the server; else from it

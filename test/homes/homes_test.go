@@ -1,0 +1,111 @@
+package homes_test
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/cakefleet/cakefleet/internal/testnet"
+	"github.com/cakefleet/cakefleet/test/homes"
+	"github.com/cakefleet/cakefleet/test/traffic"
+)
+
+func TestMain(m *testing.M) {
+	if traffic.IsChild() {
+		os.Exit(traffic.ChildMain())
+	}
+	os.Exit(m.Run())
+}
+
+// TestLine fills a limited line without any agent: it carries its rate, and
+// its queue is as long as was asked for.
+func TestLine(t *testing.T) {
+	testnet.Require(t)
+	const prefix = "cfline-"
+	if _, err := homes.RemoveLeftovers(prefix); err != nil {
+		t.Fatal(err)
+	}
+	net, err := homes.Build(prefix, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := net.Close(); err != nil {
+			t.Error(err)
+		}
+		if left, err := homes.Namespaces(prefix); len(left) > 0 || err != nil {
+			t.Errorf("left behind: %v (%v)", left, err)
+		}
+	})
+	if err := net.Homes[0].Limit(20e6, 5e6, 200*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	load, err := homes.NewLoad(net)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := load.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	down, up, err := load.Bulk(0, 0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pings, err := load.Ping(0, 1, 10*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(6 * time.Second) // the flows fill the queue
+	from := time.Now()
+	time.Sleep(3 * time.Second)
+	to := time.Now()
+	time.Sleep(time.Second) // the last probes come back
+	r := load.Record
+	if g := r.Goodput(from, to, down...); g < 15e6 || g > 20e6 {
+		t.Errorf("down %.1f Mbit/s, want a little under 20", g/1e6)
+	}
+	if g := r.Goodput(from, to, up...); g < 3e6 || g > 5e6 {
+		t.Errorf("up %.1f Mbit/s, want a little under 5", g/1e6)
+	}
+	if l := r.Latency(from, to, pings...); l.Median < 50*time.Millisecond || l.P99 > 600*time.Millisecond {
+		t.Errorf("latency %+v, want what a full queue of 200 ms each way gives", l)
+	} else {
+		t.Logf("down %.1f, up %.1f Mbit/s, latency %+v", r.Goodput(from, to, down...)/1e6, r.Goodput(from, to, up...)/1e6, l)
+	}
+	if errs := r.Errors(); len(errs) > 0 {
+		t.Errorf("flows broke: %v", errs)
+	}
+	if err := net.Homes[0].Open(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLeftovers removes a network that nobody closed, with what runs in it.
+func TestLeftovers(t *testing.T) {
+	testnet.Require(t)
+	const prefix = "cfgone-"
+	net, err := homes.Build(prefix, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sleep", "60")
+	if err := net.Homes[0].Router.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	names, err := homes.RemoveLeftovers(prefix)
+	if err != nil {
+		t.Error(err)
+	}
+	if len(names) != 6 {
+		t.Errorf("removed %v, want 6 namespaces", names)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Error("the process ended by itself")
+	}
+	if err := net.Close(); err != nil {
+		t.Errorf("closed after that: %v", err)
+	}
+}
