@@ -482,38 +482,3 @@ func (d *dissector) Rekey(t Tuple, p *Packet) {
 	dst := d.key.host4(binary.BigEndian.Uint32(b[:]))
 	d.set(p, src, dst, uint32(t.SrcPort)<<16|uint32(t.DstPort), uint32(t.Proto))
 }
-
-// locateTCP returns the TCP header with its options in a packet that begins
-// with its network header, and the offset of that header, or nil. It looks
-// where the ACK filter of the kernel looks: behind an IPv4 header, an IPv6
-// header without extensions, or the IPv6 header of a 6in4 tunnel. Options that
-// are cut off are left out.
-func locateTCP(l3 []byte) (tcp []byte, off int) {
-	if len(l3) < 40 { // no room for IPv4 and TCP
-		return nil, 0
-	}
-	proto := l3[6] // IPv6: next header
-	switch l3[0] >> 4 {
-	case 4:
-		off, proto = int(l3[0]&15)*4, l3[9]
-		if proto == ipIPv6 {
-			if len(l3) < off+40 {
-				return nil, 0
-			}
-			proto = l3[off+6]
-			off += 40
-		}
-	case 6:
-		off = 40
-	default:
-		return nil, 0
-	}
-	if proto != ipTCP || off < 20 || len(l3) < off+20 {
-		return nil, 0
-	}
-	size := int(l3[off+12]>>4) * 4
-	if size < 20 {
-		return nil, 0
-	}
-	return l3[off:min(off+size, len(l3))], off
-}

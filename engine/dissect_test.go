@@ -328,7 +328,6 @@ func TestFault051_MalformedHeaders(t *testing.T) {
 				if int(p.NetOff) > n || len(p.Header) > n-int(p.NetOff) {
 					t.Fatalf("% x: network header at %d, %d bytes", b, p.NetOff, len(p.Header))
 				}
-				locateTCP(p.Header)
 			}
 		}
 	}
@@ -493,38 +492,6 @@ func TestDissectionIsBounded(t *testing.T) {
 	}
 }
 
-func TestLocateTCP(t *testing.T) {
-	opts := append([]byte{}, tcp(1, 2)...)
-	opts[12] = 0x80
-	opts = append(opts, 1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2)
-	for name, c := range map[string]struct {
-		b    []byte
-		off  int // 0: none
-		size int
-	}{
-		"IPv4":              {ip4(a4, b4, ipTCP, 0, opts), 20, 32},
-		"IPv4 options":      {withOptions(ip4(a4, b4, ipTCP, 0, opts), 12), 32, 32},
-		"IPv6":              {ip6(a6, b6, ipTCP, 0, 77, opts), 40, 32},
-		"6in4":              {ip4(a4, b4, ipIPv6, 0, ip6(a6, b6, ipTCP, 0, 0, opts)), 60, 32},
-		"with payload":      {ip4(a4, b4, ipTCP, 0, append(opts, 9, 9, 9)), 20, 32},
-		"options cut":       {ip4(a4, b4, ipTCP, 0, opts[:25]), 20, 25},
-		"header cut":        {ip4(a4, b4, ipTCP, 0, opts[:19]), 0, 0},
-		"6in4 cut":          {ip4(a4, b4, ipIPv6, 0, ip6(a6, b6, ipTCP, 0, 0, opts)[:39]), 0, 0},
-		"UDP":               {ip4(a4, b4, ipUDP, 0, opts), 0, 0},
-		"IPv6 extension":    {ip6(a6, b6, ipHopByHop, 0, 0, append([]byte{ipTCP, 0, 0, 0, 0, 0, 0, 0}, opts...)), 0, 0},
-		"IPv6 in IPv6":      {ip6(a6, b6, ipIPv6, 0, 0, ip6(a6, b6, ipTCP, 0, 0, opts)), 0, 0},
-		"data offset 4":     {ip4(a4, b4, ipTCP, 0, append([]byte{0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0x40}, make([]byte, 20)...)), 0, 0},
-		"version 5":         {append([]byte{0x55}, make([]byte, 60)...), 0, 0},
-		"IPv4 header of 16": {append([]byte{0x44, 9: ipTCP}, make([]byte, 60)...), 0, 0},
-		"empty":             {nil, 0, 0},
-	} {
-		h, off := locateTCP(c.b)
-		if off != c.off || len(h) != c.size {
-			t.Errorf("%s: %d bytes at %d, want %d at %d", name, len(h), off, c.size, c.off)
-		}
-	}
-}
-
 // Neighbouring addresses and ports, which are what a router sees, spread over
 // the 1024 queues like random numbers: chi square within 6 sigma.
 func TestHashesSpread(t *testing.T) {
@@ -604,7 +571,6 @@ func FuzzDissect(f *testing.F) {
 		}
 		if len(frame) >= 14 {
 			l3 := frame[p.NetOff:]
-			locateTCP(l3)
 			var r Packet
 			d.Dissect(l3, &r)
 			if len(l3) >= 40 && (p.Proto == etherIPv4 && l3[0]>>4 == 4 || p.Proto == etherIPv6 && l3[0]>>4 == 6) && p.NetOff == 14 {

@@ -126,6 +126,8 @@ type keywordParser struct {
 	words []string
 	at    int // index of the word after the one being read
 
+	recorded bool // what a kernel had: not bound by tc's limits
+
 	overhead         int // the sum so far
 	overheadSet, raw bool
 }
@@ -150,6 +152,9 @@ func (p *keywordParser) word() error {
 			return err
 		}
 		r, err := ParseRate(arg)
+		if err != nil && p.recorded {
+			r, err = parseTableRate(arg)
+		}
 		if err != nil {
 			return p.argError("bandwidth", err)
 		}
@@ -284,6 +289,12 @@ func (p *keywordParser) rtt() error {
 }
 
 func (p *keywordParser) integer(keyword string, lo, hi int) (int, error) {
+	if p.recorded {
+		hi = math.MaxInt16
+		if lo < 0 {
+			lo = math.MinInt16
+		}
+	}
 	arg, err := p.arg(fmt.Sprintf("a number from %d to %d", lo, hi), "18")
 	if err != nil {
 		return 0, err

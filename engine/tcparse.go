@@ -153,7 +153,7 @@ func (p *textParser) qdisc(f []string) error {
 	if r.Kind == "cake3" {
 		base.Tins, base.Flows = Cake3, Flows
 	}
-	k := keywordParser{c: base, words: f}
+	k := keywordParser{c: base, words: f, recorded: true}
 	for k.at < len(k.words) {
 		at := k.at
 		if err := k.word(); err != nil {
@@ -221,7 +221,7 @@ func (p *textParser) row(l string) error {
 			n = uint64(r)
 		case cellTime:
 			var d time.Duration
-			d, err = parseTime(c)
+			d, err = parseAnyTime(c)
 			n = uint64(d)
 		case cellSize:
 			n, err = parseSize(c)
@@ -346,11 +346,11 @@ type jsonTin struct {
 	Threshold   uint64 `json:"threshold_rate"`
 	Bytes       uint64 `json:"sent_bytes"`
 	Backlog     uint64 `json:"backlog_bytes"`
-	Target      uint32 `json:"target_us"`
-	Interval    uint32 `json:"interval_us"`
-	Peak        uint32 `json:"peak_delay_us"`
-	Avg         uint32 `json:"avg_delay_us"`
-	Base        uint32 `json:"base_delay_us"`
+	Target      uint64 `json:"target_us"`
+	Interval    uint64 `json:"interval_us"`
+	Peak        uint64 `json:"peak_delay_us"`
+	Avg         uint64 `json:"avg_delay_us"`
+	Base        uint64 `json:"base_delay_us"`
 	Packets     uint64 `json:"sent_packets"`
 	WayInds     uint64 `json:"way_indirect_hits"`
 	WayMiss     uint64 `json:"way_misses"`
@@ -413,9 +413,12 @@ func (q *jsonQdisc) report() (Report, error) {
 	if len(q.Tins) > MaxTins {
 		return r, fmt.Errorf("tins: %d, at most %d", len(q.Tins), MaxTins)
 	}
-	for _, rate := range append([]uint64{q.Capacity}, tinThresholds(q.Tins)...) {
-		if rate > math.MaxUint64/8 {
-			return r, fmt.Errorf("rate %d: too large", rate)
+	if q.Capacity > math.MaxUint64/8 {
+		return r, fmt.Errorf("capacity_estimate %d: too large", q.Capacity)
+	}
+	for i, t := range q.Tins {
+		if t.Threshold > math.MaxUint64/8 || max(t.Target, t.Interval, t.Peak, t.Avg, t.Base) > math.MaxInt64/1000 {
+			return r, fmt.Errorf("tin %d: a rate or time is too large", i)
 		}
 	}
 	st := Stats{
@@ -439,12 +442,4 @@ func (q *jsonQdisc) report() (Report, error) {
 	}
 	r.Stats = st
 	return r, nil
-}
-
-func tinThresholds(tins []jsonTin) []uint64 {
-	rates := make([]uint64, len(tins))
-	for i := range tins {
-		rates[i] = tins[i].Threshold
-	}
-	return rates
 }

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"strconv"
 	"strings"
@@ -125,8 +126,17 @@ func (r BitsPerSecond) String() string {
 var rateNames = [5]string{"bit", "Kbit", "Mbit", "Gbit", "Tbit"}
 
 // parseTime reads a time of tc(8): 100ms, 1.5s, 250us, or a bare number of
-// microseconds. The result is in whole microseconds, rounded down.
+// microseconds. The result is in whole microseconds, rounded down, and fits the
+// 32 bits that the kernel has for them.
 func parseTime(s string) (time.Duration, error) {
+	d, err := parseAnyTime(s)
+	if err == nil && d > (1<<32-1)*time.Microsecond {
+		return 0, fmt.Errorf("too long, at most 4294s")
+	}
+	return d, err
+}
+
+func parseAnyTime(s string) (time.Duration, error) {
 	mant, exp, suffix, err := parseDecimal(s)
 	if err != nil {
 		return 0, err
@@ -136,11 +146,10 @@ func parseTime(s string) (time.Duration, error) {
 		return 0, fmt.Errorf("unknown unit %q, allowed are us, ms and s", suffix)
 	}
 	v, ok := scale(mant, exp, mult)
-	v /= 1000
-	if !ok || v > 1<<32-1 { // the kernel keeps 32 bits of microseconds
-		return 0, fmt.Errorf("too long, at most 4294s")
+	if !ok || v > math.MaxInt64 {
+		return 0, fmt.Errorf("too long")
 	}
-	return time.Duration(v) * time.Microsecond, nil
+	return time.Duration(v).Truncate(time.Microsecond), nil
 }
 
 // parseSize reads a size of tc(8): 4mb, 512k, 100000b or a bare number of

@@ -16,6 +16,10 @@ const (
 // with its value and what is allowed.
 func (c Config) Validate() error {
 	switch {
+	case c.Rate != 0 && c.Rate < 8:
+		return fmt.Errorf("rate %d: must be 0 (unlimited) or at least 8 bits per second", uint64(c.Rate))
+	case c.Rate > MaxRate:
+		return fmt.Errorf("rate %v: must be at most %v", c.Rate, MaxRate)
 	case c.Tins > Cake3:
 		return fmt.Errorf("tin mode %d: unknown, the last is %d", c.Tins, Cake3)
 	case c.Flows > TripleIsolate:
