@@ -25,9 +25,14 @@ type records struct {
 	plans       map[string]plan.Plan
 }
 
-func (r records) Router(id string) (v plan.Router, ok bool)         { v, ok = r.routers[id]; return }
-func (r records) Subscriber(id string) (v plan.Subscriber, ok bool) { v, ok = r.subscribers[id]; return }
-func (r records) Plan(name string) (v plan.Plan, ok bool)           { v, ok = r.plans[name]; return }
+func (r records) Router(id string) (v plan.Router, ok bool) { v, ok = r.routers[id]; return }
+
+func (r records) Subscriber(id string) (v plan.Subscriber, ok bool) {
+	v, ok = r.subscribers[id]
+	return
+}
+
+func (r records) Plan(name string) (v plan.Plan, ok bool) { v, ok = r.plans[name]; return }
 
 func TestRouter(t *testing.T) {
 	fast := link(115_000_000)

@@ -100,15 +100,24 @@ func (s Subscriber) Validate() error {
 		return fmt.Errorf("subscriber %s: %d labels, at most %d are allowed", s.ID, len(s.Labels), maxLabels)
 	}
 	for k, v := range s.Labels {
-		if err := ValidateName("label", k); err != nil {
+		if err := ValidateLabel(k, v); err != nil {
 			return fmt.Errorf("subscriber %s: %w", s.ID, err)
 		}
-		if len(v) > maxLabel {
-			return fmt.Errorf("subscriber %s: label %s has %d bytes, at most %d are allowed", s.ID, k, len(v), maxLabel)
-		}
-		if i := strings.IndexFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }); i >= 0 {
-			return fmt.Errorf("subscriber %s: label %s has a character at byte %d that can't be printed", s.ID, k, i+1)
-		}
+	}
+	return nil
+}
+
+// ValidateLabel checks one label: its name as ValidateName does, and that its
+// value is at most 256 bytes that can be printed.
+func ValidateLabel(name, value string) error {
+	if err := ValidateName("label", name); err != nil {
+		return err
+	}
+	if len(value) > maxLabel {
+		return fmt.Errorf("label %s has %d bytes, at most %d are allowed", name, len(value), maxLabel)
+	}
+	if i := strings.IndexFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }); i >= 0 {
+		return fmt.Errorf("label %s has a character at byte %d that can't be printed", name, i+1)
 	}
 	return nil
 }

@@ -1,0 +1,221 @@
+// Package subimport reads subscribers from a CSV file and compares them with
+// those that are stored. It is pure: bytes and records in, lines that are bad
+// and changes out. It is the only judge of such a file, so that every way to
+// import gives the same verdict.
+package subimport
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cakefleet/cakefleet/internal/plan"
+)
+
+// The columns that every file has; all others are labels.
+const (
+	columnID   = "id"
+	columnPlan = "plan"
+)
+
+// File is what a CSV file says.
+type File struct {
+	Labels []string // columns that are labels, in the order of the file
+	Rows   []Row
+	Errors []LineError // in order of line; if there are any, Rows are of no use
+}
+
+// Row is one subscriber.
+type Row struct {
+	Line   int // in the file, from 1
+	ID     string
+	Plan   string
+	Labels map[string]string // those that are not empty
+}
+
+// LineError is one line that can't be used.
+type LineError struct {
+	Line    int    // in the file, from 1; 0 if it is not about a line
+	Column  string // name of the column, if one is to blame
+	Message string
+}
+
+// Parse reads a file. The first line names the columns: id, plan, and any
+// others, which are labels. Columns are separated by commas, semicolons or
+// tabs; text is UTF-8 or UTF-16, with or without a byte order mark; lines end
+// in LF, CRLF or CR; spaces around a value don't count, nor do empty lines.
+//
+// Every bad line is listed with what is wrong with it. An id that occurs twice
+// is an error, even if both lines say the same, because one of them was meant
+// to be another subscriber.
+func Parse(data []byte) File {
+	text, err := decode(data)
+	if err != nil {
+		return File{Errors: []LineError{{Message: err.Error()}}}
+	}
+	text, skipped, comma := separator(text)
+	p := parser{seen: map[string]int{}}
+	p.parse(text, skipped, comma)
+	return p.file
+}
+
+type parser struct {
+	columns []string
+	seen    map[string]int // line of each id
+	file    File
+}
+
+// parse takes each line as one record: no value that can be used goes over
+// several lines, and so a quote that is not closed spoils one line and not all
+// that follow.
+func (p *parser) parse(text string, line int, comma byte) {
+	header := true
+	var fields []string
+	for l := range strings.Lines(text) {
+		line++
+		var err error
+		fields, err = split(fields[:0], strings.TrimRight(l, "\r\n"), comma)
+		if err != nil {
+			p.fail(line, "", err.Error())
+			if header {
+				return // without columns nothing else can be judged
+			}
+			continue
+		}
+		for len(fields) > 0 && fields[len(fields)-1] == "" && (header || len(fields) > len(p.columns)) {
+			fields = fields[:len(fields)-1]
+		}
+		switch {
+		case !slices.ContainsFunc(fields, func(s string) bool { return s != "" }):
+		case header:
+			header = false
+			if !p.header(line, fields) {
+				return
+			}
+		default:
+			p.row(line, fields)
+		}
+	}
+	if header {
+		p.fail(0, "", "file is empty; its first line must name the columns id and plan")
+	}
+}
+
+func (p *parser) header(line int, fields []string) bool {
+	before := len(p.file.Errors)
+	at := map[string]int{}
+	for i, f := range fields {
+		name := strings.ToLower(f)
+		p.columns = append(p.columns, name)
+		switch first, twice := at[name]; {
+		case name == "":
+			p.fail(line, "", fmt.Sprintf("column %d has no name", i+1))
+		case twice:
+			p.fail(line, name, fmt.Sprintf("columns %d and %d have the same name", first+1, i+1))
+		case name != columnID && name != columnPlan:
+			if err := plan.ValidateName("label", name); err != nil {
+				p.fail(line, name, err.Error())
+			}
+			p.file.Labels = append(p.file.Labels, name)
+		}
+		at[name] = i
+	}
+	for _, name := range []string{columnID, columnPlan} {
+		if _, ok := at[name]; !ok {
+			p.fail(line, name, fmt.Sprintf("column %s is missing; the first line names %s", name, strings.Join(p.columns, ", ")))
+		}
+	}
+	return len(p.file.Errors) == before
+}
+
+func (p *parser) row(line int, fields []string) {
+	if len(fields) != len(p.columns) {
+		p.fail(line, "", fmt.Sprintf("line has %d columns, the first line has %d", len(fields), len(p.columns)))
+		return
+	}
+	r := Row{Line: line}
+	for i, name := range p.columns {
+		value := fields[i]
+		var err error
+		switch {
+		case name == columnID:
+			r.ID = value
+			err = plan.ValidateID("subscriber", value)
+		case name == columnPlan:
+			r.Plan = value
+			err = plan.ValidateName("plan", value)
+		case value != "":
+			if r.Labels == nil {
+				r.Labels = make(map[string]string, len(p.columns)-2)
+			}
+			r.Labels[name] = value
+			err = plan.ValidateLabel(name, value)
+		}
+		if err != nil {
+			p.fail(line, name, err.Error())
+		}
+	}
+	if first, twice := p.seen[r.ID]; twice {
+		p.fail(line, columnID, fmt.Sprintf("subscriber %s is on line %d already", r.ID, first))
+	} else if r.ID != "" {
+		p.seen[r.ID] = line
+	}
+	p.file.Rows = append(p.file.Rows, r)
+}
+
+func (p *parser) fail(line int, column, message string) {
+	p.file.Errors = append(p.file.Errors, LineError{Line: line, Column: column, Message: message})
+}
+
+var (
+	errOpenQuote = errors.New("a quoted value is not closed on its line")
+	errBareQuote = errors.New(`a quote is in the middle of a value; put the value in quotes and write "" for a quote`)
+)
+
+// split appends the values of one line to fields, without quotes and the
+// spaces around them.
+func split(fields []string, line string, comma byte) ([]string, error) {
+	for {
+		line = strings.TrimLeft(line, " ")
+		var value string
+		if strings.HasPrefix(line, `"`) {
+			var err error
+			if value, line, err = unquote(line[1:]); err != nil {
+				return fields, err
+			}
+			line = strings.TrimLeft(line, " ")
+			if line != "" && line[0] != comma {
+				return fields, errBareQuote
+			}
+		} else {
+			end := strings.IndexByte(line, comma)
+			if end < 0 {
+				end = len(line)
+			}
+			value, line = line[:end], line[end:]
+			if strings.Contains(value, `"`) {
+				return fields, errBareQuote
+			}
+		}
+		fields = append(fields, strings.TrimSpace(value))
+		if line == "" {
+			return fields, nil
+		}
+		line = line[1:]
+	}
+}
+
+// unquote returns the value up to the closing quote, and what follows it.
+func unquote(s string) (value, rest string, err error) {
+	for i := 0; i < len(s); i++ {
+		if s[i] != '"' {
+			continue
+		}
+		if !strings.HasPrefix(s[i:], `""`) {
+			return strings.ReplaceAll(s[:i], `""`, `"`), s[i+1:], nil
+		}
+		i++
+	}
+	return "", "", errOpenQuote
+}
