@@ -91,6 +91,7 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 	if expect, err = s.expected(ctx, KindPlan, name, expect); err != nil {
 		return 0, err
 	}
+	guard := []Compare{{key(KindPlan, name), Equal, int64(expect)}}
 	for range attempts {
 		var users []SubscriberWrite
 		s.View(func(st *State) {
@@ -107,9 +108,11 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 			}
 			return moved, err
 		}
-		n, err := s.WriteSubscribers(ctx, users)
+		n, err := s.writeSubscribers(ctx, users, guard)
 		moved += n
-		if err != nil && !errors.Is(err, ErrConflict) && !errors.Is(err, ErrNotFound) {
+		var e *Error
+		overtaken := errors.As(err, &e) && e.Kind == KindSubscriber && (e.Err == ErrConflict || e.Err == ErrNotFound)
+		if err != nil && !overtaken {
 			return moved, fmt.Errorf("delete plan %s: move subscribers to plan %s: %w", name, replacement, err)
 		}
 	}
@@ -134,6 +137,12 @@ type SubscriberWrite struct {
 // ErrExists, ErrDangling, ErrInUse of the first subscriber that can't be
 // written.
 func (s *Store) WriteSubscribers(ctx context.Context, writes []SubscriberWrite) (written int, err error) {
+	return s.writeSubscribers(ctx, writes, nil)
+}
+
+// writeSubscribers is WriteSubscribers where every transaction also needs
+// guards to hold, which are about whole records.
+func (s *Store) writeSubscribers(ctx context.Context, writes []SubscriberWrite, guards []Compare) (written int, err error) {
 	ids := make(map[string]bool, len(writes))
 	for _, w := range writes {
 		id := w.Subscriber.ID
@@ -150,7 +159,7 @@ func (s *Store) WriteSubscribers(ctx context.Context, writes []SubscriberWrite) 
 	}
 	now := stamp()
 	for tries := 0; written < len(writes); {
-		t := txn{seen: s.Revision()}
+		t := txn{seen: s.Revision(), guards: guards, compares: slices.Clone(guards)}
 		n := 0
 		for _, w := range writes[written:] {
 			if !t.add(subscriberWrite(w, now)) {
@@ -255,8 +264,9 @@ var errMoved = fmt.Errorf("%w: a reference was made meanwhile", ErrUnavailable)
 // txn collects writes that fit one transaction.
 type txn struct {
 	seen     plan.Revision // up to which users were looked for
+	guards   []Compare
 	writes   []write
-	compares []Compare
+	compares []Compare // the guards, and those of the writes
 	ops      []Op
 	marked   map[string]bool
 	bytes    int
@@ -358,23 +368,37 @@ func (s *Store) free(t *txn) (err error) {
 // refusal returns why a transaction did nothing, of the first write that is to
 // blame. items are those of the compared keys that exist.
 func (t *txn) refusal(items []Item) error {
-	for _, w := range t.writes {
-		it := find(items, key(w.kind, w.id))
-		if it == nil && w.expect > 0 {
-			return notFound(w.kind, w.id)
+	for _, g := range t.guards {
+		k, id, _ := parseKey(g.Key)
+		if err := differs(k, id, plan.Revision(g.Revision), items); err != nil {
+			return err
 		}
-		if it != nil && w.expect != Any && plan.Revision(it.Revision) != w.expect {
-			e := &Error{Kind: w.kind, ID: w.id, Err: ErrConflict, Want: w.expect, Have: plan.Revision(it.Revision), Updated: updated(it.Value)}
-			if w.expect == 0 {
-				e.Err = ErrExists
-			}
-			return e
+	}
+	for _, w := range t.writes {
+		if err := differs(w.kind, w.id, w.expect, items); err != nil {
+			return err
 		}
 		if w.ref != "" && find(items, key(w.ref, w.refID)) == nil {
 			return &Error{Kind: w.kind, ID: w.id, Err: ErrDangling, Ref: w.ref, RefID: w.refID}
 		}
 	}
 	return errMoved
+}
+
+// differs returns an error if a record is not as expected.
+func differs(k Kind, id string, expect plan.Revision, items []Item) error {
+	it := find(items, key(k, id))
+	switch {
+	case expect == Any || it == nil && expect == 0 || it != nil && plan.Revision(it.Revision) == expect:
+		return nil
+	case it == nil:
+		return notFound(k, id)
+	}
+	e := &Error{Kind: k, ID: id, Err: ErrConflict, Want: expect, Have: plan.Revision(it.Revision), Updated: updated(it.Value)}
+	if expect == 0 {
+		e.Err = ErrExists
+	}
+	return e
 }
 
 func find(items []Item, key string) *Item {

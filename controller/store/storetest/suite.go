@@ -208,7 +208,14 @@ func planWithReplacement(t *testing.T, s *store.Store) {
 	const n = 300
 	fill(t, s, n, "gold")
 	must(s.PutRouter(ctx, plan.Router{ID: "r", Subscriber: subscriberID(0)}, 0))
-	moved, err := s.DeletePlan(ctx, "gold", "silver", store.Any)
+	moved, err := s.DeletePlan(ctx, "gold", "silver", 1)
+	is(t, err, store.ErrConflict)
+	s.View(func(st *store.State) {
+		if left := st.CountSubscribers("gold"); moved != 0 || left != n {
+			t.Errorf("%d moved and %d left, though the plan has another revision", moved, left)
+		}
+	})
+	moved, err = s.DeletePlan(ctx, "gold", "silver", store.Any)
 	ok(t, err)
 	s.View(func(st *store.State) {
 		_, there := st.Plan("gold")
