@@ -60,4 +60,53 @@ type TinStats struct {
 	Quantum uint32 // of a flow, bytes
 
 	Sojourn Histogram
+
+	Index uint8 // the number of the tin in Enqueued, Delivery and Drop
+
+	// Finer than tc: WayDirect are hash hits at the first way, OverflowDrops
+	// the part of Drops that the memory limit made, DecayingFlows the part of
+	// SparseFlows that are empty.
+	WayDirect     uint64
+	OverflowDrops uint64
+	DecayingFlows uint32
+}
+
+// Stats fills st with the state at now. It does not allocate.
+func (s *Scheduler) Stats(_ Time, st *Stats) {
+	st.Config = s.Config()
+	st.SentBytes, st.SentPackets = s.sentBytes, s.sentPackets
+	st.Drops, st.Overlimits, st.Requeues = s.dropCount, s.overlimits, 0
+	st.Backlog, st.Qlen = s.backlog, s.qlen
+	st.MemoryUsed, st.MemoryLimit = s.memMax, s.memLimit
+	st.Capacity = BitsPerSecond(s.auto.peak * 8)
+	l := &s.lens
+	st.MinNetLen, st.MaxNetLen = uint16(l.minNet), uint16(l.maxNet)
+	st.MinAdjLen, st.MaxAdjLen = uint16(l.minAdj), uint16(l.maxAdj)
+	st.AvgNetOff = uint16((l.avgOff + 1<<15) >> 16)
+	st.NumTins = int(s.numTins)
+	for pos := range s.numTins {
+		i := s.order[pos]
+		s.tins[i].stats(&st.Tins[pos])
+		st.Tins[pos].Index = i
+	}
+	clear(st.Tins[s.numTins:])
+}
+
+func (b *tin) stats(t *TinStats) {
+	t.Threshold = BitsPerSecond(b.bytesPerSec * 8)
+	t.Target, t.Interval = time.Duration(b.target), time.Duration(b.interval)
+	t.PeakDelay = time.Duration(b.peakDelay)
+	t.AvgDelay = time.Duration(b.avgDelay)
+	t.BaseDelay = time.Duration(b.baseDelay)
+	t.BacklogBytes, t.BacklogPackets = b.backlog, b.qlen
+	t.Packets, t.Bytes = b.packets, b.bytes
+	t.WayDirect, t.WayInds, t.WayMiss, t.WayCols = b.wayDirect, b.wayInds, b.wayMiss, b.wayCols
+	t.Drops, t.DropBytes, t.OverflowDrops = b.drops, b.dropBytes, b.overflowDrops
+	t.Marks, t.MarkBytes = b.marks, b.markBytes
+	t.AckDrops, t.AckDropBytes = b.ackDrops, b.ackDropBytes
+	t.SparseFlows = uint32(b.sparse + b.decaying)
+	t.BulkFlows, t.UnresponsiveFlows = uint32(b.bulk), b.unresponsive
+	t.DecayingFlows = uint32(b.decaying)
+	t.MaxLen, t.Quantum = b.maxLen, b.flowQuantum
+	t.Sojourn = b.sojourn
 }
