@@ -1,0 +1,473 @@
+package cakevec
+
+import (
+	"bufio"
+	"compress/gzip"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/cakefleet/cakefleet/engine"
+)
+
+// Summary is what a replay went through.
+type Summary struct {
+	Name                        string
+	Events                      int
+	Delivered, Dropped, Cleared int
+	Snapshots                   int
+}
+
+// String prints the summary in half a line.
+func (s Summary) String() string {
+	return fmt.Sprintf("%d events: %d delivered, %d dropped, %d cleared; %d snapshots",
+		s.Events, s.Delivered, s.Dropped, s.Cleared, s.Snapshots)
+}
+
+// A Mismatch is the first difference between a recording and the engine.
+type Mismatch struct {
+	Line  int    // of the file
+	Event int    // number of the E, Q or R block, from 0
+	What  string // the record
+	Want  string
+	Got   string
+}
+
+// Error names the event, what was expected and what came.
+func (m *Mismatch) Error() string {
+	return fmt.Sprintf("line %d, event %d, %s: recorded %s, engine %s", m.Line, m.Event, m.What, m.Want, m.Got)
+}
+
+// File replays the file at path.
+func File(path string) (Summary, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return Summary{}, fmt.Errorf("%s: %w", path, err)
+	}
+	defer z.Close()
+	return Replay(z)
+}
+
+// Replay replays an uncompressed recording. The error is a *Mismatch where the
+// engine decided differently.
+func Replay(r io.Reader) (Summary, error) {
+	p := player{cfg: map[string]string{}}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		p.line++
+		if err := p.record(strings.Fields(lines.Text())); err != nil {
+			return p.sum, err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return p.sum, err
+	}
+	if err := p.endBlock(); err != nil {
+		return p.sum, err
+	}
+	if p.sum.Snapshots == 0 {
+		return p.sum, fmt.Errorf("line %d: no final counters", p.line)
+	}
+	return p.sum, nil
+}
+
+// player holds one replay.
+type player struct {
+	line  int
+	sum   Summary
+	cfg   map[string]string // C and R lines
+	s     *engine.Scheduler
+	now   engine.Time
+	ids   uint32          // next packet id
+	split map[uint32]bool // ids of super-packets that were split
+
+	block  []string   // the E, Q or R line being replayed
+	got    [][]string // what the engine decided, in the form of the lines to come
+	used   int
+	before engine.Internals
+	after  engine.Internals
+	pkt    engine.Packet
+	hdr    []byte
+}
+
+func (p *player) errorf(format string, a ...any) error {
+	return fmt.Errorf("line %d: %s", p.line, fmt.Sprintf(format, a...))
+}
+
+func (p *player) differs(what, want, got string) error {
+	return &Mismatch{Line: p.line, Event: p.sum.Events - 1, What: what, Want: want, Got: got}
+}
+
+func (p *player) record(w []string) error {
+	if len(w) == 0 {
+		return p.errorf("empty")
+	}
+	if w[0] == "C" {
+		if len(w) != 3 {
+			return p.errorf("C line of %d fields", len(w))
+		}
+		p.cfg[w[1]] = w[2]
+		return nil
+	}
+	if p.s == nil {
+		if err := p.start(); err != nil {
+			return err
+		}
+	}
+	switch w[0] {
+	case "E", "Q", "R":
+		if err := p.endBlock(); err != nil {
+			return err
+		}
+		return p.event(w)
+	case "W", "X", "P", "D", "N":
+		return p.expect(w)
+	case "S", "I", "T", "U", "F":
+		if err := p.endBlock(); err != nil {
+			return err
+		}
+		return p.counters(w)
+	}
+	return p.errorf("unknown record %q", w[0])
+}
+
+// expect compares one line of a block with the engine's next decision.
+func (p *player) expect(w []string) error {
+	want := strings.Join(w, " ")
+	if p.used == len(p.got) {
+		return p.differs(strings.Join(p.block, " "), want, "nothing more")
+	}
+	got := strings.Join(p.got[p.used], " ")
+	p.used++
+	if got != want {
+		return p.differs(strings.Join(p.block, " "), want, got)
+	}
+	return nil
+}
+
+func (p *player) endBlock() error {
+	if p.used < len(p.got) {
+		return p.differs(strings.Join(p.block, " "), "nothing more", strings.Join(p.got[p.used], " "))
+	}
+	p.got, p.used, p.block = p.got[:0], 0, nil
+	return nil
+}
+
+func (p *player) decided(f string, a ...any) {
+	p.got = append(p.got, strings.Fields(fmt.Sprintf(f, a...)))
+}
+
+// number reads field k of kv.
+func (p *player) number(k string) (uint64, error) {
+	v, err := strconv.ParseInt(p.cfg[k], 10, 64)
+	if err != nil {
+		return 0, p.errorf("%s %q: not a number", k, p.cfg[k])
+	}
+	return uint64(v), nil
+}
+
+// config makes an engine configuration of the keys; the rate is not touched
+// where the recording does not name it.
+func (p *player) config(c engine.Config, changed map[string]bool) (engine.Config, error) {
+	for k := range changed {
+		if k == "format" || k == "name" || k == "kernel" {
+			continue
+		}
+		v, err := p.number(k)
+		if err != nil {
+			return c, err
+		}
+		switch k {
+		case "rate_bps":
+			c.Rate = engine.BitsPerSecond(v * 8)
+		case "diffserv":
+			c.Tins = engine.TinMode(v)
+		case "flow_mode":
+			c.Flows = engine.FlowMode(v)
+		case "rtt_us":
+			c.RTT = time.Duration(max(v, 1)) * time.Microsecond
+		case "target_us":
+			c.Target = time.Duration(max(v, 1)) * time.Microsecond
+		case "memlimit":
+			c.MemoryLimit = uint32(v)
+		case "autorate":
+			c.Autorate = v != 0
+		case "ingress":
+			c.Ingress = v != 0
+		case "wash":
+			c.Wash = v != 0
+		case "split_gso":
+			c.SplitGSO = v != 0
+		case "nat":
+			c.NAT = v != 0
+		case "ack_filter":
+			c.AckFilter = engine.AckFilter(v)
+		case "overhead":
+			c.Overhead = int16(v)
+		case "mpu":
+			c.MPU = uint16(v)
+		case "atm":
+			c.Framing = engine.Framing(v)
+		case "fwmark":
+			c.Fwmark = uint32(v)
+		case "psched_mtu":
+			c.MTU = uint16(v)
+		case "t0", "lcg_seed", "handle", "headers", "raw":
+		default:
+			return c, p.errorf("unknown key %q", k)
+		}
+	}
+	return c, nil
+}
+
+func (p *player) start() error {
+	if p.cfg["format"] != "cakevec-1" {
+		return p.errorf("format %q: not cakevec-1", p.cfg["format"])
+	}
+	keys := map[string]bool{}
+	for k := range p.cfg {
+		keys[k] = true
+	}
+	c, err := p.config(engine.DefaultConfig(), keys)
+	if err != nil {
+		return err
+	}
+	c.Raw = p.cfg["raw"] == "1"
+	t0, err := p.number("t0")
+	if err != nil {
+		return err
+	}
+	seed, err := p.number("lcg_seed")
+	if err != nil {
+		return err
+	}
+	handle, err := p.number("handle")
+	if err != nil {
+		return err
+	}
+	p.sum.Name = p.cfg["name"]
+	p.split = map[uint32]bool{}
+	p.now = engine.Time(t0)
+	p.s, err = engine.New(p.now, c, engine.Options{
+		Seed: seed, Handle: uint32(handle), Compat: engine.CompatKernel, Stepwise: true,
+	})
+	if err != nil {
+		return p.errorf("%v", err)
+	}
+	return nil
+}
+
+func (p *player) event(w []string) error {
+	if len(w) < 2 {
+		return p.errorf("%s line without a time", w[0])
+	}
+	dt, err := strconv.ParseInt(w[1], 10, 64)
+	if err != nil {
+		return p.errorf("time %q", w[1])
+	}
+	p.now += engine.Time(dt)
+	p.sum.Events++
+	p.block = append([]string(nil), w...)
+	p.s.Internals(&p.before)
+	switch w[0] {
+	case "E":
+		return p.enqueue(w)
+	case "Q":
+		p.dequeue()
+		return nil
+	}
+	return p.change(w[2:])
+}
+
+func (p *player) enqueue(w []string) error {
+	if len(w) < 10 {
+		return p.errorf("E line of %d fields", len(w))
+	}
+	var bad error
+	dec := func(s string) uint32 {
+		v, err := strconv.ParseUint(s, 10, 32)
+		if err != nil {
+			bad = p.errorf("number %q", s)
+		}
+		return uint32(v)
+	}
+	hexa := func(s string) uint32 {
+		v, err := strconv.ParseUint(s, 16, 32)
+		if err != nil {
+			bad = p.errorf("hex number %q", s)
+		}
+		return uint32(v)
+	}
+	k := &p.pkt
+	*k = engine.Packet{
+		Handle: p.ids, Len: dec(w[2]), Truesize: dec(w[3]), Proto: uint16(hexa(w[4])), NetOff: uint16(dec(w[5])),
+		FlowHash: hexa(w[7]), SrcHash: hexa(w[8]), DstHash: hexa(w[9]),
+	}
+	if w[6] != "-" {
+		k.TOS, k.HasTOS = uint8(hexa(w[6])), true
+	}
+	header := uint32(40)
+	if k.Proto == 0x800 {
+		header = 20
+	}
+	k.Writable = k.HasTOS && k.Len >= uint32(k.NetOff)+header
+	for _, f := range w[10:] {
+		key, v, _ := strings.Cut(f, "=")
+		switch key {
+		case "m":
+			k.Mark = hexa(v)
+		case "p":
+			k.Priority = hexa(v)
+		case "g":
+			g := strings.Split(v, ",")
+			if len(g) != 4 {
+				return p.errorf("GSO field %q", v)
+			}
+			k.Segs, k.GSOSize, k.HeaderLen = uint16(dec(g[0])), uint16(dec(g[1])), uint16(dec(g[2]))
+			k.Len += (uint32(k.Segs) - 1) * uint32(k.HeaderLen)
+		case "h":
+			if v == "-" {
+				break
+			}
+			var err error
+			if p.hdr, err = hex.AppendDecode(p.hdr[:0], []byte(v)); err != nil {
+				return p.errorf("header: %v", err)
+			}
+			k.Header = p.hdr
+		default:
+			return p.errorf("unknown field %q", f)
+		}
+	}
+	if bad != nil {
+		return bad
+	}
+	p.ids++
+	if k.Segs > 1 && p.s.Config().SplitGSO {
+		p.split[k.Handle] = true
+		p.ids += uint32(k.Segs)
+	}
+
+	idle := p.s.Len() == 0
+	e := p.s.Enqueue(p.now, k)
+	if b := &p.before; idle && b.TimeNext > p.now && b.Failsafe > p.now {
+		p.decided("W %d", min(b.TimeNext, b.Failsafe)-p.now)
+	}
+	p.drops()
+	code := 0
+	if e.Congested {
+		code = 2
+	}
+	p.decided("P %d %d %d", e.Tin, e.Flow, code)
+	return nil
+}
+
+func (p *player) drops() {
+	for _, d := range p.s.Drops() {
+		p.decided("X %d %v", p.id(d.Handle, d.Seg), d.Reason)
+		if d.Reason == engine.DropCleared {
+			p.sum.Cleared++
+		} else {
+			p.sum.Dropped++
+		}
+	}
+}
+
+// id returns the recording's number of a packet or segment.
+func (p *player) id(handle uint32, seg uint16) uint32 {
+	if p.split[handle] {
+		return handle + 1 + uint32(seg)
+	}
+	return handle
+}
+
+func (p *player) dequeue() {
+	d, ok := p.s.Dequeue(p.now)
+	p.drops()
+	p.s.Internals(&p.after)
+	a := &p.after
+	next := min(a.TimeNext, a.Failsafe)
+	if !ok {
+		if p.s.Len() > 0 && next > p.now {
+			p.decided("W %d", next-p.now)
+		}
+		p.decided("N")
+		return
+	}
+	p.sum.Delivered++
+	if p.s.Len() > 0 {
+		if a.TimeNext > p.now {
+			p.decided("W %d", next-p.now)
+		}
+	} else {
+		for i := range a.Tins {
+			if t := &a.Tins[i]; t.Decaying > 0 && i < p.tins() {
+				p.decided("W %d", t.Target)
+				break
+			}
+		}
+	}
+	tos := "-"
+	if d.HasTOS {
+		tos = fmt.Sprintf("%02x", d.TOS)
+	}
+	ce := 0
+	if d.CE {
+		ce = 1
+	}
+	p.decided("D %d %d %s %d %d", p.id(d.Handle, d.Seg), ce, tos, d.Tin, d.Flow)
+}
+
+func (p *player) tins() int {
+	return map[engine.TinMode]int{
+		engine.Diffserv3: 3, engine.Diffserv4: 4, engine.Diffserv8: 8, engine.BestEffort: 1, engine.Precedence: 8,
+	}[p.s.Config().Tins]
+}
+
+func (p *player) change(fields []string) error {
+	if len(fields) == 1 && fields[0] == "reset=1" {
+		p.s.Reset(p.now)
+		p.drops()
+		return nil
+	}
+	changed := map[string]bool{}
+	c := p.s.Config()
+	for _, f := range fields {
+		k, v, _ := strings.Cut(f, "=")
+		p.cfg[k] = v
+		changed[k] = true
+	}
+	c, err := p.config(c, changed)
+	if err != nil {
+		return err
+	}
+	if changed["overhead"] {
+		c.Raw = false
+	}
+	if changed["raw"] {
+		c.Raw = true
+	}
+	if changed["overhead"] || changed["raw"] {
+		// Named means that the extremes of the lengths start again, changed
+		// or not.
+		other := c
+		other.Overhead ^= 1
+		if err := p.s.Reconfigure(p.now, other); err != nil {
+			return p.errorf("%v", err)
+		}
+	}
+	if err := p.s.Reconfigure(p.now, c); err != nil {
+		return p.errorf("%v", err)
+	}
+	p.drops()
+	return nil
+}
