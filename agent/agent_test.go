@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -384,4 +386,81 @@ func TestConfirmedByProbe(t *testing.T) {
 			}
 		}
 	}
+}
+
+// fleet.md 56: a token that was used long ago stays in the configuration; the
+// certificate wins and nothing is deleted.
+func TestCertificateWinsOverToken(t *testing.T) {
+	c := sessiontest.Start(t, sessiontest.Config{})
+	r := newRouter(t, c.Address, c.AddToken("r1"))
+	r.start()
+	next(t, "session", c.Sessions)
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	r.start() // with the same token, which is used
+	next(t, "session", c.Sessions)
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	r.cfg.Token = func() (string, error) { return "rubbish", nil }
+	r.start()
+	if s := next(t, "session", c.Sessions); s.RouterID != "r1" || c.Enrolled() != 1 {
+		t.Errorf("router %s after %d enrolments", s.RouterID, c.Enrolled())
+	}
+}
+
+// A router whose token is refused shapes nothing, says why, and enrols when
+// there is a good one.
+func TestTokenThatComesLater(t *testing.T) {
+	c := sessiontest.Start(t, sessiontest.Config{})
+	r := newRouter(t, c.Address, "")
+	tokens := make(chan string, 10)
+	tokens <- ""
+	tokens <- c.Authority.Token("unknown")
+	tokens <- c.AddToken("r1")
+	r.cfg.Token = func() (string, error) { return <-tokens, nil }
+	var log lockedBuffer
+	r.cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: &log})
+	r.start()
+	next(t, "session", c.Sessions)
+	for _, want := range []string{"no certificate and no join token: make one with cakefleetctl token create", "token is unknown, used or too old (Unauthenticated)"} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log lacks %q:\n%s", want, log.String())
+		}
+	}
+	if strings.Contains(log.String(), "secret-of") {
+		t.Error("the log has the secret of a token")
+	}
+}
+
+func TestStateDirectoryIsMissing(t *testing.T) {
+	r := newRouter(t, "127.0.0.1:1", "")
+	r.cfg.StateDir += "/missing"
+	plane := &dataplanetest.Fake{}
+	r.cfg.Dataplane = plane
+	a, err := agent.New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "state directory") || !plane.Closed() {
+		t.Errorf("got %v, data plane closed: %t", err, plane.Closed())
+	}
+}
+
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

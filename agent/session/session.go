@@ -152,9 +152,11 @@ func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) 
 
 	interval := make(chan time.Duration, 1) // the newest report interval; replaced when unread
 	received := make(chan error, 1)         // the receiver's one result
-	go func() { received <- s.receive(stream, first, interval) }()
+	done := make(chan struct{})
+	go func() { defer close(done); received <- s.receive(stream, first, interval) }()
 	err = s.send(ctx, conn, stream, interval, received)
 	cancel(err)
+	<-done
 	return time.Since(began), err
 }
 

@@ -150,3 +150,6 @@ func decode(b []byte) (State, uint64, error) {
 	}
 	return State{Desired: d, Saved: saved}, generation, nil
 }
+
+// Generation returns how often this store was written in its whole life.
+func (s *Store) Generation() uint64 { return s.newest }

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOptions(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := write("good", "# router\ncontroller isp.example\ninterface pppoe-wan # WAN\n\nmax-rate 300mbit\nlog-json\nrouter-model Archer C7 v2\n")
+	o, err := parseOptions([]string{"--config", good, "--interface", "eth0"}, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o.controller != "isp.example:8443" || o.iface != "eth0" || o.maxRate != 300e6 || !o.logJSON || o.routerModel != "Archer C7 v2" || o.stateDir != "/etc/cakefleet" {
+		t.Errorf("got %+v", o)
+	}
+
+	ok := []string{"--controller", "[2001:db8::1]:99", "--interface", "eth0"}
+	if o, err := parseOptions(ok, io.Discard); err != nil || o.controller != "[2001:db8::1]:99" {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	for want, args := range map[string][]string{
+		"--controller HOST:PORT":        {"--interface", "eth0"},
+		"--interface NAME":              {"--controller", "a"},
+		"give one of them":              append(ok[:4:4], "--token", "a", "--token-file", "b"),
+		"must be trace":                 append(ok[:4:4], "--log-level", "loud"),
+		"must be auto":                  append(ok[:4:4], "--dataplane", "magic"),
+		"flags only":                    append(ok[:4:4], "extra"),
+		"max-rate":                      append(ok[:4:4], "--max-rate", "0"),
+		"no such file":                  append(ok[:4:4], "--config", filepath.Join(dir, "missing")),
+		`line 2: "frobnicate" is not a`: append(ok[:4:4], "--config", write("unknown", "\nfrobnicate 1\n")),
+		"line 1: max-rate:":             append(ok[:4:4], "--config", write("bad", "max-rate fast\n")),
+		"line 1: token needs a value":   append(ok[:4:4], "--config", write("empty", "token\n")),
+		`"config" is not a setting`:     append(ok[:4:4], "--config", write("loop", "config x\n")),
+	} {
+		if _, err := parseOptions(args, io.Discard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: got %v, want %q", args, err, want)
+		}
+	}
+}
+
+func TestTokenFileMayComeLater(t *testing.T) {
+	o := options{tokenFile: filepath.Join(t.TempDir(), "token")}
+	if _, err := o.joinToken(); err == nil || !strings.Contains(err.Error(), "token") {
+		t.Errorf("missing: %v", err)
+	}
+	if err := os.WriteFile(o.tokenFile, []byte("cf1.a\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := o.joinToken(); err != nil || got != "cf1.a" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
