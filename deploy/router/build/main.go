@@ -1,0 +1,141 @@
+// Command build makes cakefleet-agent for routers:
+//
+//	go run ./deploy/router/build --out bin/router [mips mipsle mips64 mips64le arm arm64 amd64]
+//
+// Each is a static binary OUT/cakefleet-agent-ARCH. Those for MIPS get a mended
+// copy of one function of Go's runtime, see overlay.go.
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// tags leave out what a router has no use for: cgo's resolver and user
+// look-up, and gRPC's trace pages (2.6 MB with the templates they bring).
+const tags = "grpcnotrace,osusergo,netgo"
+
+// architectures are GOARCH values with what else the compiler is told.
+var architectures = map[string][]string{
+	"mips":     {"GOMIPS=softfloat"},
+	"mipsle":   {"GOMIPS=softfloat"},
+	"mips64":   {"GOMIPS64=softfloat"},
+	"mips64le": {"GOMIPS64=softfloat"},
+	"arm":      {"GOARM=5"}, // any ARM since 2000, no floating-point unit needed
+	"arm64":    nil,
+	"amd64":    nil,
+}
+
+func main() {
+	out := flag.String("out", "bin/router", "`directory` for the binaries")
+	version := flag.String("version", "devel", "`version` to report")
+	flag.Parse()
+	archs := flag.Args()
+	if len(archs) == 0 {
+		archs = []string{"mips", "mipsle", "mips64", "mips64le", "arm", "arm64", "amd64"}
+	}
+	if err := run(*out, *version, archs); err != nil {
+		fmt.Fprintln(os.Stderr, "build:", err)
+		os.Exit(1)
+	}
+}
+
+func run(out, version string, archs []string) error {
+	for _, arch := range archs {
+		if _, ok := architectures[arch]; !ok {
+			return fmt.Errorf("architecture %q: not one that the agent is built for", arch)
+		}
+	}
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	temp, err := os.MkdirTemp("", "cakefleet-build-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp)
+	goroot, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return fmt.Errorf("go env GOROOT: %w", err)
+	}
+	overlay, err := writeOverlay(strings.TrimSpace(string(goroot)), temp)
+	if err != nil {
+		return err
+	}
+	for _, arch := range archs {
+		path := filepath.Join(out, "cakefleet-agent-"+arch)
+		if err := build(path, version, arch, overlay); err != nil {
+			return err
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("%s %d bytes\n", path, info.Size())
+	}
+	return nil
+}
+
+func build(path, version, arch, overlay string) error {
+	args := []string{
+		"build", "-trimpath", "-tags", tags,
+		"-ldflags", fmt.Sprintf("-s -w -X main.version=%s -X main.built=%d", version, buildTime().Unix()),
+		"-o", path,
+	}
+	if strings.HasPrefix(arch, "mips") {
+		args = append(args, "-overlay", overlay)
+	}
+	cmd := exec.Command("go", append(args, "github.com/cakefleet/cakefleet/cmd/cakefleet-agent")...)
+	cmd.Env = slices.Concat(os.Environ(), []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch}, architectures[arch])
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build for %s: %w", arch, err)
+	}
+	return nil
+}
+
+// buildTime is a time that has passed when the agent runs: that of the newest
+// commit, so that the same source gives the same binary. Without a repository
+// it is now.
+func buildTime() time.Time {
+	out, err := exec.Command("git", "log", "-1", "--format=%cI").Output()
+	if err == nil {
+		if t, err := time.Parse(time.RFC3339, strings.TrimSpace(string(out))); err == nil {
+			return t
+		}
+	}
+	return time.Now()
+}
+
+// writeOverlay writes the mended files and the description that go build takes.
+func writeOverlay(goroot, dir string) (string, error) {
+	replace := map[string]string{}
+	for name, mends := range mended {
+		source := filepath.Join(goroot, "src", "runtime", name)
+		b, err := os.ReadFile(source)
+		if err != nil {
+			return "", err
+		}
+		text, err := mend(string(b), mends)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", source, err)
+		}
+		replace[source] = filepath.Join(dir, name)
+		if err := os.WriteFile(replace[source], []byte(text), 0o644); err != nil {
+			return "", err
+		}
+	}
+	b, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "overlay.json")
+	return path, os.WriteFile(path, b, 0o644)
+}
