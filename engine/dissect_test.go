@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -529,31 +528,6 @@ func TestHashesSpread(t *testing.T) {
 				t.Errorf("%s, bits from %d: chi square %.0f, want about %d", name, shift, chi2, mean)
 			}
 		}
-	}
-}
-
-// The flows of many hosts with many ports collide in all 32 bits as rarely as
-// random numbers: 2 pairs in 2^17 flows.
-func TestFlowHashesRarelyCollide(t *testing.T) {
-	d := testDissector(TripleIsolate)
-	var hashes []uint32
-	four, six := ip4(a4, b4, ipTCP, 0, tcp(0, 443)), ip6(a6, b6, ipUDP, 0, 0, udp(0, 443))
-	for host := range uint16(256) {
-		for port := range uint16(256) {
-			var p Packet
-			binary.BigEndian.PutUint16(four[14:], host)
-			binary.BigEndian.PutUint16(four[20:], 40000+port)
-			d.Dissect(four, &p)
-			hashes = append(hashes, p.FlowHash)
-			binary.BigEndian.PutUint16(six[22:], host)
-			binary.BigEndian.PutUint16(six[40:], 40000+port)
-			d.Dissect(six, &p)
-			hashes = append(hashes, p.FlowHash)
-		}
-	}
-	slices.Sort(hashes)
-	if same := len(hashes) - len(slices.Compact(hashes)); same > 12 {
-		t.Errorf("%d of 2^17 flows share a hash, want about 2", same)
 	}
 }
 

@@ -161,9 +161,8 @@ func (r *tinRow) append(b []byte, t *TinStats) []byte {
 		return appendTime(b, time.Duration(v))
 	case cellSize:
 		return appendSize(b, v)
-	case cellCount:
 	}
-	return appendCount(b, v)
+	return strconv.AppendUint(b, v, 10)
 }
 
 // tinRows are the lines of the table in tc's order.

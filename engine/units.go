@@ -289,7 +289,7 @@ func appendTime(b []byte, d time.Duration) []byte {
 }
 
 // appendG3 appends v / 10^places as printf("%.3g", (double)v / 10^places)
-// does, for v >= 10^places >= 1000.
+// does, for v >= 10^places.
 func appendG3(b []byte, v uint64, places int) []byte {
 	digits := 1
 	for t := v; t >= 10; t /= 10 {
@@ -311,8 +311,13 @@ func appendG3(b []byte, v uint64, places int) []byte {
 		}
 	}
 	if q == 1000 {
-		q = 100
+		q, unit = 100, unit*10
 		digits++
+	}
+	for digits < 3 { // fewer digits than asked for: pad the number, not the value
+		q *= 10
+		digits++
+		places++
 	}
 	// q has three digits; the number is d.dd * 10^exp.
 	exp := digits - 1 - places
