@@ -111,7 +111,7 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 		n, err := s.writeSubscribers(ctx, users, guard)
 		moved += n
 		var e *Error
-		overtaken := errors.As(err, &e) && e.Kind == KindSubscriber && (e.Err == ErrConflict || e.Err == ErrNotFound)
+		overtaken := errors.As(err, &e) && e.Kind == KindSubscriber && (errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound))
 		if err != nil && !overtaken {
 			return moved, fmt.Errorf("delete plan %s: move subscribers to plan %s: %w", name, replacement, err)
 		}
