@@ -207,8 +207,7 @@ func results(resp *clientv3.TxnResponse) (items []Item) {
 // etcdError puts the sentinel that callers branch on before etcd's error.
 func etcdError(err error) error {
 	code := status.Code(err)
-	var e rpctypes.EtcdError
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		code = e.Code()
 	}
 	switch {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"sync/atomic"
 
 	"github.com/hashicorp/go-hclog"
@@ -38,7 +39,7 @@ func (c *core) level(l zapcore.Level) hclog.Level {
 func (c *core) Enabled(l zapcore.Level) bool { return c.level(l) >= c.logger.GetLevel() }
 
 func (c *core) With(fields []zapcore.Field) zapcore.Core {
-	return &core{logger: c.logger, fields: append(c.fields[:len(c.fields):len(c.fields)], fields...), closing: c.closing}
+	return &core{logger: c.logger, fields: append(slices.Clip(c.fields), fields...), closing: c.closing}
 }
 
 func (c *core) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
