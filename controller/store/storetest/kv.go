@@ -4,7 +4,6 @@ package storetest
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -125,9 +124,8 @@ func (k *KV) Watch(ctx context.Context, prefix string, after int64, seen func(st
 			return store.ErrCompacted
 		}
 		b := store.Batch{Revision: k.revision}
-		first, _ := slices.BinarySearchFunc(k.log, after+1, func(it store.Item, rev int64) int { return cmp.Compare(it.Revision, rev) })
-		for _, it := range k.log[first:] {
-			if strings.HasPrefix(it.Key, prefix) && (k.lost == nil || !k.lost(it)) {
+		for _, it := range k.log {
+			if it.Revision > after && strings.HasPrefix(it.Key, prefix) && (k.lost == nil || !k.lost(it)) {
 				b.Items = append(b.Items, it)
 			}
 		}
