@@ -64,8 +64,7 @@ func statusOf(err error) error {
 	if err == nil {
 		return nil
 	}
-	// Not one deeper inside: that is etcd's and not ours.
-	if s, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
+	if s, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // a status deeper inside is etcd's and not ours
 		return s.GRPCStatus().Err()
 	}
 	for _, row := range statusTable {
@@ -90,11 +89,12 @@ func details(err error, reason string, code codes.Code) []protoadapt.MessageV1 {
 	if code == codes.Unavailable {
 		d = append(d, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
 	}
-	if field, ok := errors.AsType[*requestError](err); ok {
+	var field *requestError
+	if errors.As(err, &field) {
 		d = append(d, violation(field.field, field.Error()))
 	}
-	e, ok := errors.AsType[*store.Error](err)
-	if !ok {
+	var e *store.Error
+	if !errors.As(err, &e) {
 		return d
 	}
 	info.Metadata = map[string]string{"kind": string(e.Kind), "id": e.ID}

@@ -7,7 +7,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -39,34 +38,29 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)
 	}
-	// etcd itself would wait for the other one for ever, without a word.
-	lock, err := lockDir(dir)
-	if err != nil {
-		return nil, fmt.Errorf("start etcd: %w", err)
-	}
 	sockets, temporary := dir, ""
 	if len(sockets) > socketMost {
 		if temporary, err = os.MkdirTemp("", "cakefleet-etcd-"); err != nil {
-			return nil, errors.Join(fmt.Errorf("start etcd: %w", err), lock.Close())
+			return nil, fmt.Errorf("start etcd: %w", err)
 		}
 		sockets = temporary
 	}
-	clean := func() error {
-		if temporary != "" {
+	stopped := false
+	clean := func() {
+		if temporary != "" && !stopped {
 			_ = os.RemoveAll(temporary) // in the system's temporary directory, which is cleaned anyway
 		}
-		return lock.Close()
+		stopped = true
 	}
-	log := newCore(c.Logger)
-	server, err := embed.StartEtcd(embedConfig(c, dir, sockets, log))
+	server, err := embed.StartEtcd(embedConfig(c, dir, sockets))
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), clean())
+		clean()
+		return nil, fmt.Errorf("start etcd in %s: %w", dir, err)
 	}
 	kv := &etcdKV{client: v3client.New(server.Server)}
-	kv.stop = func() error {
-		log.closing.Store(true)
+	kv.stop = func() {
 		server.Close()
-		return clean()
+		clean()
 	}
 	select {
 	case <-server.Server.ReadyNotify():
@@ -78,23 +72,7 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), kv.Close())
 }
 
-// lockDir takes the lock on a data directory. It is held until the file is
-// closed, also by the end of the process.
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			err = errors.New("another controller is running on it")
-		}
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-	}
-	return f, nil
-}
-
-func embedConfig(c Config, dir, sockets string, log *core) *embed.Config {
+func embedConfig(c Config, dir, sockets string) *embed.Config {
 	cfg := embed.NewConfig()
 	cfg.Name = "cakefleet"
 	cfg.Dir = dir
@@ -110,7 +88,7 @@ func embedConfig(c Config, dir, sockets string, log *core) *embed.Config {
 	cfg.AutoCompactionMode = embed.CompactorModePeriodic
 	cfg.AutoCompactionRetention = or(c.Retention, defaultRetention).String()
 	cfg.QuotaBackendBytes = or(c.Quota, defaultQuota)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(log))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newCore(c.Logger)))
 	return cfg
 }
 

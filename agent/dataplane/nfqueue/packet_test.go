@@ -1,0 +1,110 @@
+package nfqueue
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// message is the body of an NFQNL_MSG_PACKET as the kernel sends it.
+func message(attrs func(b *builder)) []byte {
+	var b builder
+	b.begin(msgPacket, 0, 2, firstQueue)
+	attrs(&b)
+	b.end()
+	return b.b[nlHeader:]
+}
+
+func packetHdr(b *builder, id uint32, proto uint16) {
+	v := binary.BigEndian.AppendUint32(nil, id)
+	v = binary.BigEndian.AppendUint16(v, proto)
+	b.attr(attrPacketHdr, append(v, 4))
+}
+
+func TestParsePacket(t *testing.T) {
+	data := bytes.Repeat([]byte{0x45}, 127) // an odd length is padded
+	for _, c := range []struct {
+		name string
+		body []byte
+		want Packet
+		ok   bool
+	}{
+		{"everything", message(func(b *builder) {
+			packetHdr(b, 0x01020304, 0x86dd)
+			b.u32(5, 3) // in
+			b.u32(6, 4) // out
+			b.u32(attrMark, 0xaabbccdd)
+			b.u32(attrPriority, 6)
+			b.u32(attrSKBInfo, skbGSO|1)
+			b.u32(attrCapLen, 1500)
+			b.attr(attrPayload, data)
+		}), Packet{ID: 0x01020304, Len: 1500, Mark: 0xaabbccdd, Priority: 6, Proto: 0x86dd, GSO: true, Data: data}, true},
+		{"not cut", message(func(b *builder) {
+			packetHdr(b, 1, 0x0800)
+			b.attr(attrPayload, data)
+		}), Packet{ID: 1, Len: 127, Proto: 0x0800, Data: data}, true},
+		{"no bytes", message(func(b *builder) { packetHdr(b, 1, 0x0800) }), Packet{ID: 1, Proto: 0x0800}, true},
+		{"no header", message(func(b *builder) { b.attr(attrPayload, data) }), Packet{}, false},
+		{"short header", message(func(b *builder) { b.attr(attrPacketHdr, []byte{1, 2, 3}) }), Packet{}, false},
+		{"empty", nil, Packet{}, false},
+	} {
+		var got Packet
+		ok := parsePacket(c.body, &got)
+		if ok != c.ok {
+			t.Errorf("%s: ok is %v, want %v", c.name, ok, c.ok)
+		}
+		if diff := cmp.Diff(c.want, got); ok && diff != "" {
+			t.Errorf("%s: %s", c.name, diff)
+		}
+	}
+}
+
+func FuzzParsePacket(f *testing.F) {
+	f.Add(message(func(b *builder) {
+		packetHdr(b, 1, 0x0800)
+		b.u32(attrCapLen, 1500)
+		b.attr(attrPayload, make([]byte, 128))
+	}))
+	f.Add([]byte{0, 0, 0, 0, 3, 0, 1, 0})
+	f.Add([]byte{0, 0, 0, 0, 255, 255, 1, 0})
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var p Packet
+		if parsePacket(body, &p) && uint64(p.Len) < uint64(len(p.Data)) {
+			t.Errorf("%d bytes of a packet of %d", len(p.Data), p.Len)
+		}
+		for b := body; ; {
+			_, _, _, rest, ok := nextMessage(b)
+			if !ok {
+				break
+			}
+			if len(rest) >= len(b) {
+				t.Fatal("a message of no length")
+			}
+			b = rest
+		}
+	})
+}
+
+func TestGapsAreOverflows(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		last uint32
+		ids  []uint32
+		want uint64
+	}{
+		{"from the start", 0, []uint32{1, 2, 3}, 0},
+		{"lost at the start", 0, []uint32{4}, 3},
+		{"lost between", 7, []uint32{8, 11, 12}, 2},
+		{"around", 1<<32 - 2, []uint32{1<<32 - 1, 0, 2}, 1},
+	} {
+		q := &Queue{lastID: c.last}
+		for _, id := range c.ids {
+			q.count(id)
+		}
+		if q.counters.Overflows != c.want {
+			t.Errorf("%s: %d overflows, want %d", c.name, q.counters.Overflows, c.want)
+		}
+	}
+}
