@@ -10,8 +10,9 @@ GOFUMPT = $(GO) run mvdan.cc/gofumpt@v0.12.0
 # What the agent leaves out: gRPC's trace pages, and C libraries for names and users.
 AGENT_TAGS = grpcnotrace,osusergo,netgo
 VERSION ?= $(shell git describe --always --dirty 2>/dev/null || echo dev)
-LDFLAGS = -s -w -X main.version=$(VERSION)
-BUILD = CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)'
+BUILT ?= $(shell git log -1 --format=%ct 2>/dev/null || date +%s)
+LDFLAGS = -s -w -X main.version=$(VERSION) -X main.built=$(BUILT)
+BUILD = GOOS=linux CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)'
 
 # Time for each fuzz target.
 FUZZTIME ?= 30s
@@ -25,7 +26,7 @@ help:
 	@echo 'make test       unit, race, end to end, big-endian 32-bit; says what it skipped and why'
 	@echo 'make lint       vet, golangci-lint, gofumpt, go mod tidy, buf, generated code up to date'
 	@echo 'make build      the three programs for this machine, in bin/'
-	@echo 'make cross      the agent for every kind of router and the rest for servers, in bin/OS-ARCH/'
+	@echo 'make cross      the agent for every kind of router and the rest for servers, in bin/'
 	@echo 'make generate   the Go code of proto/'
 	@echo 'make fuzz       every fuzz target for FUZZTIME ($(FUZZTIME)) each'
 	@echo 'make bench      what the agent costs; bench-engine: the engine alone. "name value unit" lines'
@@ -80,7 +81,9 @@ lab:
 	@exit 1
 
 cross:
-	@BUILD="$(BUILD)" AGENT_TAGS=$(AGENT_TAGS) deploy/cross.sh
+	$(GO) run ./deploy/router/build --out bin/router --version $(VERSION)
+	GOARCH=amd64 $(BUILD) -o bin/linux-amd64/ ./cmd/cakefleet-controller ./cmd/cakefleetctl
+	GOARCH=arm64 $(BUILD) -o bin/linux-arm64/ ./cmd/cakefleet-controller ./cmd/cakefleetctl
 
 clean:
 	rm -rf bin out

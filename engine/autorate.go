@@ -27,9 +27,15 @@ func ewma2(avg, x uint64, fast bool) uint64 {
 	return ewma(avg, x, 8)
 }
 
-// measure takes in an arrival at now, and sets the rate after each window.
-func (s *Scheduler) measure(now Time) {
+// measure takes in the arrival of p at now, and sets the rate after each
+// window. What the ACK filter dropped has been taken off the window already.
+func (s *Scheduler) measure(now Time, p *Packet) {
 	a := &s.auto
+	if !s.cfg.Autorate {
+		a.windowBytes, a.last = 0, now
+		return
+	}
+	a.windowBytes += uint64(p.Len)
 	gap := min(uint64(now-a.last), 1e9)
 	a.gap = ewma2(a.gap, gap, gap > a.gap)
 	a.last = now

@@ -85,7 +85,6 @@ func (d *dissector) Dissect(l3 []byte, p *Packet) {
 	if d.keep {
 		p.Header = l3
 	}
-	var src, dst, ports, rest uint32
 	k := &d.key
 	switch version := firstNibble(l3); {
 	case version == 4 && len(l3) >= 24:
@@ -95,13 +94,24 @@ func (d *dissector) Dissect(l3 []byte, p *Packet) {
 			d.network(l3, etherIPv4, 0, p)
 			return
 		}
-		p.Proto, p.TOS = etherIPv4, h[1]
-		src = k.host4(binary.BigEndian.Uint32(h[12:]))
-		dst = k.host4(binary.BigEndian.Uint32(h[16:]))
-		ports, rest = binary.BigEndian.Uint32(h[20:]), uint32(h[9])
+		p.Proto, p.TOS, p.HasTOS, p.Writable = etherIPv4, h[1], true, true
+		src := k.host4(binary.BigEndian.Uint32(h[12:]))
+		dst := k.host4(binary.BigEndian.Uint32(h[16:]))
+		ports := binary.BigEndian.Uint32(h[20:])
+		// The body of set: a call would cost another twenty instructions.
+		low, high := src, dst
+		if src >= dst && (src > dst || ports>>16 > ports&0xffff) {
+			low, high = dst, src
+			ports = ports>>16 | ports<<16
+		}
+		p.FlowHash = max(k.flow(low, high, ports, uint32(h[9])), 1) & d.flow
+		p.SrcHash = max(src, 1) & d.src
+		p.DstHash = max(dst, 1) & d.dst
+
 	case version == 6 && len(l3) >= 44:
 		h := (*[44]byte)(l3)
 		label := (uint32(h[1])<<16 | uint32(h[2])<<8 | uint32(h[3])) & 0xfffff
+		var ports uint32
 		if label == 0 { // a label stands for the ports
 			if h[6] != ipTCP && h[6] != ipUDP {
 				d.network(l3, etherIPv6, 0, p)
@@ -109,25 +119,20 @@ func (d *dissector) Dissect(l3 []byte, p *Packet) {
 			}
 			ports = binary.BigEndian.Uint32(h[40:])
 		}
-		p.Proto, p.TOS = etherIPv6, h[0]<<4|h[1]>>4
-		src = k.host6(binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:]),
+		p.Proto, p.TOS, p.HasTOS, p.Writable = etherIPv6, h[0]<<4|h[1]>>4, true, true
+		src := k.host6(binary.BigEndian.Uint32(h[8:]), binary.BigEndian.Uint32(h[12:]),
 			binary.BigEndian.Uint32(h[16:]), binary.BigEndian.Uint32(h[20:]))
-		dst = k.host6(binary.BigEndian.Uint32(h[24:]), binary.BigEndian.Uint32(h[28:]),
+		dst := k.host6(binary.BigEndian.Uint32(h[24:]), binary.BigEndian.Uint32(h[28:]),
 			binary.BigEndian.Uint32(h[32:]), binary.BigEndian.Uint32(h[36:]))
-		rest = label<<8 | uint32(h[6])
+		d.set(p, src, dst, ports, label<<8|uint32(h[6]))
+
+	case version == 4:
+		d.network(l3, etherIPv4, 0, p)
+	case version == 6:
+		d.network(l3, etherIPv6, 0, p)
 	default:
-		var proto uint16
-		switch version {
-		case 4:
-			proto = etherIPv4
-		case 6:
-			proto = etherIPv6
-		}
-		d.network(l3, proto, 0, p)
-		return
+		d.network(l3, 0, 0, p)
 	}
-	p.HasTOS, p.Writable = true, true
-	d.set(p, src, dst, ports, rest)
 }
 
 // DissectEthernet does the same for a frame that begins with its Ethernet

@@ -38,18 +38,17 @@ func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 	if p.Segs > 1 && s.cfg.SplitGSO {
 		s.enqueueSegments(now, b, f, p, tos, flags)
 	} else {
+		adj := s.adjustPacket(p)
 		i := s.newPacket()
 		k := &s.pkts[i]
-		*k = queued{
-			handle: p.Handle, len: p.Len, adj: s.adjustPacket(p), truesize: p.Truesize,
-			time: now, tos: tos, flags: flags,
-		}
+		k.handle, k.len, k.adj, k.truesize = p.Handle, p.Len, adj, p.Truesize
+		k.time = now
+		k.seg, k.tos, k.flags = 0, tos, flags
 		if p.Segs > 1 {
 			k.flags |= qUnsplit
 			k.seg = p.Segs
 		}
-		s.put(b, f, i)
-		s.auto.windowBytes += uint64(p.Len)
+		s.put(b, f, i, k)
 		if s.acks != nil {
 			s.acks[i].parse(p.Header)
 			if s.cfg.AckFilter != AckFilterOff {
@@ -66,10 +65,8 @@ func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 			s.heapDown(uint32(f.heapPos))
 		}
 	}
-	if s.cfg.Autorate {
-		s.measure(now)
-	} else {
-		s.auto.windowBytes, s.auto.last = 0, now
+	if s.timing {
+		s.measure(now, p)
 	}
 
 	switch f.set {
@@ -79,6 +76,7 @@ func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 			b.decay.remove(b.flows, f)
 		}
 		b.fresh.push(b.flows, q)
+		s.busyTins |= 1 << (t & 31)
 		f.set = setSparse
 		b.sparse++
 		f.deficit = s.quantum(b, f)
@@ -119,12 +117,12 @@ func (s *Scheduler) enqueueSegments(now Time, b *tin, f *flow, p *Packet, tos, f
 		}
 		s.noteOffset(uint32(p.NetOff))
 		i := s.newPacket()
-		s.pkts[i] = queued{
+		k := &s.pkts[i]
+		*k = queued{
 			handle: p.Handle, len: l, adj: s.adjust(l, uint32(p.NetOff)), truesize: truesize,
 			time: now, seg: n, tos: tos, flags: flags,
 		}
-		s.put(b, f, i)
-		s.auto.windowBytes += uint64(l)
+		s.put(b, f, i, k)
 		if s.acks != nil {
 			a := &s.acks[i]
 			a.parse(p.Header)
@@ -134,8 +132,8 @@ func (s *Scheduler) enqueueSegments(now Time, b *tin, f *flow, p *Packet, tos, f
 }
 
 // put appends packet i to f.
-func (s *Scheduler) put(b *tin, f *flow, i uint32) {
-	k := &s.pkts[i]
+func (s *Scheduler) put(b *tin, f *flow, i uint32, k *queued) {
+	k.next = 0
 	if f.head == 0 {
 		f.head = i
 	} else {
@@ -147,7 +145,6 @@ func (s *Scheduler) put(b *tin, f *flow, i uint32) {
 	b.qlen++
 	b.packets++
 	b.bytes += uint64(k.len)
-	s.backlog += uint64(k.len)
 	s.qlen++
 	s.memUsed += uint64(k.truesize)
 }
@@ -160,7 +157,6 @@ func (s *Scheduler) dropAck(now Time, b *tin, f *flow, i, n uint32) bool {
 	s.uncount(b, f, a)
 	b.ackDrops++
 	b.ackDropBytes += uint64(l)
-	s.dropCount++
 	s.auto.windowBytes -= uint64(l)
 	if s.cfg.Ingress {
 		s.charge(b, a.adj, now, true)
@@ -183,7 +179,6 @@ func (s *Scheduler) uncount(b *tin, f *flow, k *queued) {
 	f.backlog -= k.len
 	b.backlog -= uint64(k.len)
 	b.qlen--
-	s.backlog -= uint64(k.len)
 	s.qlen--
 	s.memUsed -= uint64(k.truesize)
 }
@@ -191,6 +186,10 @@ func (s *Scheduler) uncount(b *tin, f *flow, k *queued) {
 // discard reports packet i, which has left its queue, as dropped.
 func (s *Scheduler) discard(b *tin, i uint32, why DropReason) {
 	k := &s.pkts[i]
+	if why == DropCleared {
+		b.cleared++
+		b.clearedBytes += uint64(k.len)
+	}
 	d := Drop{Handle: k.handle, Len: k.len, Tin: uint8(b.index), Reason: why}
 	if k.flags&qUnsplit == 0 {
 		d.Seg = k.seg

@@ -137,7 +137,6 @@ func (s *Scheduler) dropFattest(now Time) (victim heapEntry, dropped bool) {
 	f.drops++
 	b.drops++
 	b.dropBytes += uint64(p.len)
-	s.dropCount++
 	if s.cfg.Ingress {
 		s.charge(b, p.adj, now, true)
 	}

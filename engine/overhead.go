@@ -5,11 +5,17 @@ package engine
 type lengths struct {
 	minNet, maxNet, minAdj, maxAdj uint32
 	avgOff                         uint32
+
+	lastLen, lastOff, lastAdj uint32 // the last answer
 }
 
 func (l *lengths) restart() {
 	l.minNet, l.maxNet, l.minAdj, l.maxAdj = 0xffff, 0, 0xffff, 0
+	l.forget()
 }
+
+// forget drops the last answer: the configuration has changed.
+func (l *lengths) forget() { l.lastOff = ^uint32(0) }
 
 // adjust returns what a frame of n bytes with its network header at off takes
 // on the wire.
@@ -37,7 +43,13 @@ func (s *Scheduler) adjustPacket(p *Packet) uint32 {
 	off := uint32(p.NetOff)
 	s.noteOffset(off)
 	if p.Segs <= 1 {
-		return s.adjust(p.Len, off)
+		l := &s.lens
+		if p.Len == l.lastLen && off == l.lastOff {
+			return l.lastAdj
+		}
+		l.lastLen, l.lastOff = p.Len, off
+		l.lastAdj = s.adjust(p.Len, off)
+		return l.lastAdj
 	}
 	segs, size, hdr := uint32(p.Segs), uint32(p.GSOSize), uint32(p.HeaderLen)
 	whole := p.Len - (segs-1)*hdr // as the super-packet is in memory

@@ -51,6 +51,7 @@ type Scheduler struct {
 	qlen      uint32
 	numTins   uint32
 	curTin    uint32
+	busyTins  uint32 // bit i: tin i has sparse or bulk flows
 	heapLeft  uint32 // deliveries for which the overflow heap is still kept
 	rng       uint32
 	free      uint32 // list of unused pkts
@@ -63,10 +64,11 @@ type Scheduler struct {
 	fairSrc   bool
 	fairDst   bool
 	wash      bool
+	timing    bool // arrivals are measured
+	inTurn    bool // tins are served by round robin
 	order     [MaxTins]uint8
 	dscpTin   *[64]uint8
 
-	backlog  uint64 // bytes
 	memUsed  uint64
 	memMax   uint64
 	memLimit uint64
@@ -77,8 +79,8 @@ type Scheduler struct {
 	heap  []heapEntry
 	drops []Drop
 
-	sentBytes, sentPackets uint64
-	dropCount, overlimits  uint64
+	unsplit    uint64 // delivered segments of unsplit super-packets, less one each
+	overlimits uint64
 
 	lens      lengths
 	auto      autorate
@@ -226,7 +228,13 @@ func (s *Scheduler) Config() Config {
 func (s *Scheduler) Len() int { return int(s.qlen) }
 
 // Backlog is the number of bytes queued.
-func (s *Scheduler) Backlog() uint64 { return s.backlog }
+func (s *Scheduler) Backlog() uint64 {
+	var n uint64
+	for i := range s.tins {
+		n += s.tins[i].backlog
+	}
+	return n
+}
 
 // Drops lists the packets that the last Enqueue, Dequeue, Reconfigure or Reset
 // dropped, in order. It is valid until the next of these calls.
@@ -241,11 +249,13 @@ func (s *Scheduler) apply(c Config) {
 	s.fairSrc = c.Flows == DualSrcHost || c.Flows == TripleIsolate
 	s.fairDst = c.Flows == DualDstHost || c.Flows == TripleIsolate
 	s.wash = c.Wash
+	s.timing = c.Autorate || s.stepwise
 	s.markMask = c.Fwmark
 	s.markShift = 0
 	for m := c.Fwmark; m != 0 && m&1 == 0; m >>= 1 {
 		s.markShift++
 	}
+	s.lens.forget()
 	s.dissector = newDissector(s.dissector.key, &c)
 	s.allocate()
 	s.reconfigure()
@@ -290,6 +300,7 @@ func (s *Scheduler) reconfigure() {
 		s.tins[i].mtuTime = s.tins[0].mtuTime
 	}
 	s.rate = s.tins[0].rate
+	s.inTurn = s.rate.ns == 0 || s.cfg.Tins == Cake3
 	s.memLimit = memoryLimit(&s.cfg, s.bytesPerSec, s.compat)
 }
 
@@ -347,6 +358,7 @@ func (s *Scheduler) clearTin(b *tin) {
 	if b.hosts != nil {
 		*b.hosts = [FlowsPerTin]host{}
 	}
+	s.busyTins &^= 1 << b.index
 	b.sparse, b.bulk, b.decaying, b.unresponsive, b.deficit = 0, 0, 0, 0, 0
 	b.fresh, b.decay, b.round = list{noFlow, noFlow}, list{noFlow, noFlow}, rotation{}
 	b.sleep = decaySleep{min: Never}

@@ -36,6 +36,10 @@ func (r *rate) duration(n uint32) uint64 {
 	if n == r.lastLen {
 		return r.lastDur
 	}
+	return r.compute(n)
+}
+
+func (r *rate) compute(n uint32) uint64 {
 	lo := uint64(n) * uint64(uint32(r.ns))
 	d := lo + uint64(n*uint32(r.ns>>32))<<32
 	d >>= r.shift & 63

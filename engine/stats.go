@@ -74,9 +74,17 @@ type TinStats struct {
 // Stats fills st with the state at now. It does not allocate.
 func (s *Scheduler) Stats(_ Time, st *Stats) {
 	st.Config = s.Config()
-	st.SentBytes, st.SentPackets = s.sentBytes, s.sentPackets
-	st.Drops, st.Overlimits, st.Requeues = s.dropCount, s.overlimits, 0
-	st.Backlog, st.Qlen = s.backlog, s.qlen
+	st.Overlimits, st.Requeues = s.overlimits, 0
+	st.Backlog, st.Qlen = s.Backlog(), s.qlen
+	// What has been delivered is what came and is not anywhere else: counting
+	// it at each delivery would cost more than this.
+	st.SentBytes, st.SentPackets, st.Drops = 0, s.unsplit, 0
+	for i := range s.tins {
+		b := &s.tins[i]
+		st.Drops += b.drops + b.ackDrops
+		st.SentPackets += b.packets - b.drops - b.ackDrops - b.cleared - uint64(b.qlen)
+		st.SentBytes += b.bytes - b.dropBytes - b.ackDropBytes - b.clearedBytes - b.backlog
+	}
 	st.MemoryUsed, st.MemoryLimit = s.memMax, s.memLimit
 	st.Capacity = BitsPerSecond(s.auto.peak * 8)
 	l := &s.lens

@@ -1,5 +1,7 @@
 package engine
 
+import "math/bits"
+
 // tin is one priority lane: flow queues that share one set of parameters and
 // one threshold. The threshold is a priority limit, not a cap: above it a tin
 // waits behind the others and may still use what they leave.
@@ -41,6 +43,7 @@ type tin struct {
 	drops, dropBytes, overflowDrops      uint64
 	marks, markBytes                     uint64
 	ackDrops, ackDropBytes               uint64
+	cleared, clearedBytes                uint64
 	sojourn                              Histogram
 }
 
@@ -102,32 +105,32 @@ func (s *Scheduler) configureTins(r uint64) {
 
 // pickTin chooses the tin to serve, nil when no flow has a packet to send.
 func (s *Scheduler) pickTin(now Time) *tin {
-	if s.rate.ns == 0 || s.cfg.Tins == Cake3 {
-		return s.pickTinRoundRobin(now)
+	if s.inTurn {
+		return s.pickTinInTurn(now)
+	}
+	busy := s.busyTins & (1<<s.numTins - 1)
+	if busy == 0 {
+		s.curTin = 0
+		return nil
 	}
 	// Shaped: the highest tin whose clock has been reached, else the one
 	// whose clock is earliest.
-	best, wait := (*tin)(nil), Never
-	for i := range s.numTins {
-		b := &s.tins[i&7]
-		if b.sparse+b.bulk == 0 {
-			continue
-		}
-		if d := b.timeNext - now; d <= 0 || d <= wait {
-			best, wait = b, d
+	i := uint32(bits.Len32(busy)) - 1
+	best := &s.tins[i&7]
+	for busy &^= 1 << i; busy != 0 && best.timeNext > now; busy &^= 1 << i {
+		i = uint32(bits.Len32(busy)) - 1
+		if b := &s.tins[i&7]; b.timeNext < best.timeNext {
+			best = b
 		}
 	}
-	s.curTin = 0
-	if best != nil {
-		s.curTin = best.index
-	}
+	s.curTin = best.index
 	return best
 }
 
-// pickTinRoundRobin is deficit round robin between the tins: for unlimited
+// pickTinInTurn is deficit round robin between the tins: for unlimited
 // mode, and for Cake3, where the quantum is the priority one as long as a
 // class is within its threshold.
-func (s *Scheduler) pickTinRoundRobin(now Time) *tin {
+func (s *Scheduler) pickTinInTurn(now Time) *tin {
 	cake3 := s.cfg.Tins == Cake3
 	wrapped, empty := false, true
 	b := &s.tins[s.curTin&7]

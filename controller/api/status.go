@@ -64,7 +64,8 @@ func statusOf(err error) error {
 	if err == nil {
 		return nil
 	}
-	if s, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // a status deeper inside is etcd's and not ours
+	// Not one deeper inside: that is etcd's and not ours.
+	if s, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return s.GRPCStatus().Err()
 	}
 	for _, row := range statusTable {
@@ -89,12 +90,11 @@ func details(err error, reason string, code codes.Code) []protoadapt.MessageV1 {
 	if code == codes.Unavailable {
 		d = append(d, &errdetails.RetryInfo{RetryDelay: durationpb.New(retryDelay)})
 	}
-	var field *requestError
-	if errors.As(err, &field) {
+	if field, ok := errors.AsType[*requestError](err); ok {
 		d = append(d, violation(field.field, field.Error()))
 	}
-	var e *store.Error
-	if !errors.As(err, &e) {
+	e, ok := errors.AsType[*store.Error](err)
+	if !ok {
 		return d
 	}
 	info.Metadata = map[string]string{"kind": string(e.Kind), "id": e.ID}

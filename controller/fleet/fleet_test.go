@@ -28,7 +28,9 @@ func desired(rev plan.Revision, rate engine.BitsPerSecond) plan.Desired {
 }
 
 // nothing is what a router without subscriber should run.
-func nothing(rev plan.Revision) plan.Desired { return plan.Desired{Revision: rev, Reason: "no subscriber"} }
+func nothing(rev plan.Revision) plan.Desired {
+	return plan.Desired{Revision: rev, Reason: "no subscriber"}
+}
 
 // applied is the status of a router that runs d.
 func applied(d plan.Desired) plan.Status {

@@ -33,7 +33,6 @@ type Hello struct {
 	AgentVersion  string
 	Model         string
 	Dataplane     string
-	Capabilities  []string
 	Applied       plan.Revision
 	AppliedHash   string
 	EffectiveHash string
@@ -100,7 +99,7 @@ func (h *Hub) Open(id string, hello Hello, peer string, now time.Time) *Session 
 	defer r.mu.Unlock()
 	r.endLocked(ErrReplaced)
 	r.machine.hello(now, hello)
-	hello.Effective, hello.Capabilities = nil, nil
+	hello.Effective = nil
 	r.session, r.hello, r.peer = s, hello, peer
 	r.since, r.lastSeen = now, now
 	return s

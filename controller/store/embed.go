@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/server/v3/embed"
@@ -38,29 +39,34 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)
 	}
+	// etcd itself would wait for the other one for ever, without a word.
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("start etcd: %w", err)
+	}
 	sockets, temporary := dir, ""
 	if len(sockets) > socketMost {
 		if temporary, err = os.MkdirTemp("", "cakefleet-etcd-"); err != nil {
-			return nil, fmt.Errorf("start etcd: %w", err)
+			return nil, errors.Join(fmt.Errorf("start etcd: %w", err), lock.Close())
 		}
 		sockets = temporary
 	}
-	stopped := false
-	clean := func() {
-		if temporary != "" && !stopped {
+	clean := func() error {
+		if temporary != "" {
 			_ = os.RemoveAll(temporary) // in the system's temporary directory, which is cleaned anyway
 		}
-		stopped = true
+		return lock.Close()
 	}
-	server, err := embed.StartEtcd(embedConfig(c, dir, sockets))
+	log := newCore(c.Logger)
+	server, err := embed.StartEtcd(embedConfig(c, dir, sockets, log))
 	if err != nil {
-		clean()
-		return nil, fmt.Errorf("start etcd in %s: %w", dir, err)
+		return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), clean())
 	}
 	kv := &etcdKV{client: v3client.New(server.Server)}
-	kv.stop = func() {
+	kv.stop = func() error {
+		log.closing.Store(true)
 		server.Close()
-		clean()
+		return clean()
 	}
 	select {
 	case <-server.Server.ReadyNotify():
@@ -72,7 +78,23 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), kv.Close())
 }
 
-func embedConfig(c Config, dir, sockets string) *embed.Config {
+// lockDir takes the lock on a data directory. It is held until the file is
+// closed, also by the end of the process.
+func lockDir(dir string) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = errors.New("another controller is running on it")
+		}
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+	}
+	return f, nil
+}
+
+func embedConfig(c Config, dir, sockets string, log *core) *embed.Config {
 	cfg := embed.NewConfig()
 	cfg.Name = "cakefleet"
 	cfg.Dir = dir
@@ -88,7 +110,7 @@ func embedConfig(c Config, dir, sockets string) *embed.Config {
 	cfg.AutoCompactionMode = embed.CompactorModePeriodic
 	cfg.AutoCompactionRetention = or(c.Retention, defaultRetention).String()
 	cfg.QuotaBackendBytes = or(c.Quota, defaultQuota)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(newCore(c.Logger)))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(log))
 	return cfg
 }
 

@@ -52,20 +52,20 @@ type Error struct {
 
 // Error returns a sentence for the operator.
 func (e *Error) Error() string {
-	switch e.Err {
-	case ErrInvalid:
+	switch {
+	case errors.Is(e.Err, ErrInvalid):
 		return e.Cause.Error()
-	case ErrConflict:
+	case errors.Is(e.Err, ErrConflict):
 		return fmt.Sprintf("%s %s: revision %d expected, but %d is stored since %s", e.Kind, e.ID, e.Want, e.Have, e.Updated.UTC().Format(time.RFC3339))
-	case ErrExists:
+	case errors.Is(e.Err, ErrExists):
 		return fmt.Sprintf("%s %s: exists already, with revision %d", e.Kind, e.ID, e.Have)
-	case ErrInUse:
+	case errors.Is(e.Err, ErrInUse):
 		s := "s"
 		if e.Count == 1 {
 			s = ""
 		}
 		return fmt.Sprintf("%s %s: in use by %d %s%s, such as %s", e.Kind, e.ID, e.Count, e.Ref, s, e.RefID)
-	case ErrDangling:
+	case errors.Is(e.Err, ErrDangling):
 		return fmt.Sprintf("%s %s: %s %s does not exist", e.Kind, e.ID, e.Ref, e.RefID)
 	default:
 		return fmt.Sprintf("%s %s: %v", e.Kind, e.ID, e.Err)

@@ -53,7 +53,7 @@ func openKV(ctx context.Context, c Config) (*etcdKV, error) {
 // etcdKV is a KV on etcd.
 type etcdKV struct {
 	client *clientv3.Client
-	stop   func() // of the embedded server, if there is one
+	stop   func() error // of the embedded server, if there is one
 }
 
 func (e *etcdKV) List(ctx context.Context, prefix string) (items []Item, revision int64, err error) {
@@ -171,10 +171,13 @@ func (e *etcdKV) Progress(ctx context.Context) error {
 
 func (e *etcdKV) Close() error {
 	err := e.client.Close()
-	if e.stop != nil {
-		e.stop()
+	if errors.Is(err, context.Canceled) {
+		err = nil // what the client says when it ends as it should
 	}
-	if err != nil && !errors.Is(err, context.Canceled) {
+	if e.stop != nil {
+		err = errors.Join(err, e.stop())
+	}
+	if err != nil {
 		return fmt.Errorf("close etcd: %w", err)
 	}
 	return nil
@@ -204,8 +207,7 @@ func results(resp *clientv3.TxnResponse) (items []Item) {
 // etcdError puts the sentinel that callers branch on before etcd's error.
 func etcdError(err error) error {
 	code := status.Code(err)
-	var e rpctypes.EtcdError
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
 		code = e.Code()
 	}
 	switch {

@@ -1,6 +1,9 @@
 package store
 
 import (
+	"slices"
+	"sync/atomic"
+
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/zap/zapcore"
 )
@@ -8,21 +11,24 @@ import (
 // core passes etcd's log on to ours, two levels quieter: what etcd calls
 // information is of no use to an operator.
 type core struct {
-	logger hclog.Logger
-	fields []zapcore.Field
+	logger  hclog.Logger
+	fields  []zapcore.Field
+	closing *atomic.Bool // errors are expected from now on: etcd reports each socket that it closes
 }
 
-func newCore(l hclog.Logger) zapcore.Core {
+func newCore(l hclog.Logger) *core {
 	if l == nil {
 		l = hclog.NewNullLogger()
 	}
-	return &core{logger: l.Named("etcd")}
+	return &core{logger: l.Named("etcd"), closing: new(atomic.Bool)}
 }
 
-func level(l zapcore.Level) hclog.Level {
+func (c *core) level(l zapcore.Level) hclog.Level {
 	switch {
-	case l >= zapcore.ErrorLevel:
+	case l >= zapcore.ErrorLevel && !c.closing.Load():
 		return hclog.Warn
+	case l >= zapcore.ErrorLevel:
+		return hclog.Debug
 	case l == zapcore.WarnLevel:
 		return hclog.Debug
 	default:
@@ -30,10 +36,10 @@ func level(l zapcore.Level) hclog.Level {
 	}
 }
 
-func (c *core) Enabled(l zapcore.Level) bool { return level(l) >= c.logger.GetLevel() }
+func (c *core) Enabled(l zapcore.Level) bool { return c.level(l) >= c.logger.GetLevel() }
 
 func (c *core) With(fields []zapcore.Field) zapcore.Core {
-	return &core{logger: c.logger, fields: append(c.fields[:len(c.fields):len(c.fields)], fields...)}
+	return &core{logger: c.logger, fields: append(slices.Clip(c.fields), fields...), closing: c.closing}
 }
 
 func (c *core) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
@@ -51,7 +57,7 @@ func (c *core) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	for _, f := range fields {
 		f.AddTo(enc)
 	}
-	c.logger.Log(level(e.Level), "etcd says", "said", e.Message, "facts", enc.Fields)
+	c.logger.Log(c.level(e.Level), "etcd says", "said", e.Message, "facts", enc.Fields)
 	return nil
 }
 

@@ -167,6 +167,23 @@ func (s *State) setRouter(id string, r plan.Router, exists bool) {
 	}
 }
 
+// users returns how many records refer to a record, and the first of them.
+func (s *State) users(k Kind, id string) (count int, first string) {
+	var x *index
+	switch k {
+	case KindPlan:
+		x = &s.subscribersOfPlan
+	case KindSubscriber:
+		x = &s.routersOfSubscriber
+	case KindRouter, KindToken:
+		return 0, "" // nothing refers to them
+	}
+	for first = range x.after(id, "") {
+		break
+	}
+	return x.count[id], first
+}
+
 // revisionOf returns the revision of a record; 0 if there is none.
 func (s *State) revisionOf(k Kind, id string) plan.Revision {
 	switch k {

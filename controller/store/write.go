@@ -10,6 +10,10 @@ import (
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
+// usersOf says which kind of record refers to which; a record that is referred
+// to can't be removed.
+var usersOf = map[Kind]Kind{KindPlan: KindSubscriber, KindSubscriber: KindRouter}
+
 // Any stands for whatever revision a record has, also none.
 const Any plan.Revision = -1
 
@@ -111,7 +115,7 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 		n, err := s.writeSubscribers(ctx, users, guard)
 		moved += n
 		var e *Error
-		overtaken := errors.As(err, &e) && e.Kind == KindSubscriber && (e.Err == ErrConflict || e.Err == ErrNotFound)
+		overtaken := errors.As(err, &e) && e.Kind == KindSubscriber && (errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound))
 		if err != nil && !overtaken {
 			return moved, fmt.Errorf("delete plan %s: move subscribers to plan %s: %w", name, replacement, err)
 		}
@@ -182,7 +186,7 @@ func (s *Store) writeSubscribers(ctx context.Context, writes []SubscriberWrite, 
 
 func subscriberWrite(sw SubscriberWrite, now time.Time) write {
 	if sw.Remove {
-		return write{kind: KindSubscriber, id: sw.Subscriber.ID, expect: sw.Expect, users: KindRouter}
+		return write{kind: KindSubscriber, id: sw.Subscriber.ID, expect: sw.Expect, users: usersOf[KindSubscriber]}
 	}
 	sub := sw.Subscriber
 	sub.Updated = now
@@ -214,13 +218,7 @@ func (s *Store) put(ctx context.Context, w write) (plan.Revision, error) {
 // remove deletes one record. A marker that moved without a user that stays is
 // not a reason to give up.
 func (s *Store) remove(ctx context.Context, k Kind, id string, expect plan.Revision) error {
-	w := write{kind: k, id: id}
-	switch k {
-	case KindPlan:
-		w.users = KindSubscriber
-	case KindSubscriber:
-		w.users = KindRouter
-	}
+	w := write{kind: k, id: id, users: usersOf[k]}
 	for range attempts {
 		var err error
 		if w.expect, err = s.expected(ctx, k, id, expect); err != nil {
@@ -342,20 +340,7 @@ func (s *Store) free(t *txn) (err error) {
 				continue
 			}
 			e := &Error{Kind: w.kind, ID: w.id, Err: ErrInUse, Ref: w.users}
-			switch w.users {
-			case KindSubscriber:
-				e.Count = st.CountSubscribers(w.id)
-				for u := range st.SubscribersOfPlan(w.id, "") {
-					e.RefID = u.ID
-					break
-				}
-			case KindRouter:
-				e.Count = st.routersOfSubscriber.count[w.id]
-				for u := range st.RoutersOfSubscriber(w.id) {
-					e.RefID = u.ID
-					break
-				}
-			}
+			e.Count, e.RefID = st.users(w.kind, w.id)
 			if e.Count > 0 {
 				err = e
 				return

@@ -209,3 +209,24 @@ func (n *Namespace) link(name string) (netlink.Link, error) {
 	}
 	return l, nil
 }
+
+// Tables returns the nftables tables of the namespace, such as "ip nat".
+func (n *Namespace) Tables() ([]string, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables in %s: %w", n.Name, err)
+	}
+	tables, err := c.ListTables()
+	if err != nil {
+		return nil, fmt.Errorf("list tables in %s: %w", n.Name, err)
+	}
+	families := map[nftables.TableFamily]string{
+		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyINet: "inet",
+		nftables.TableFamilyBridge: "bridge", nftables.TableFamilyNetdev: "netdev", nftables.TableFamilyARP: "arp",
+	}
+	var names []string
+	for _, t := range tables {
+		names = append(names, families[t.Family]+" "+t.Name)
+	}
+	return names, nil
+}

@@ -179,12 +179,19 @@ func fromTin(t *engine.TinStats) *pb.TinStats {
 		MaxLen:            t.MaxLen,
 		Quantum:           t.Quantum,
 		Sojourn:           FromHistogram(&t.Sojourn),
+		Index:             uint32(t.Index),
+		WayDirectHits:     t.WayDirect,
+		OverflowDrops:     t.OverflowDrops,
+		DecayingFlows:     t.DecayingFlows,
 	}
 }
 
 func toTin(t *engine.TinStats, m *pb.TinStats) error {
 	if m.GetBacklogPackets() > math.MaxUint32 {
 		return fmt.Errorf("backlog_packets: value %d is out of range", m.GetBacklogPackets())
+	}
+	if m.GetIndex() >= engine.MaxTins {
+		return fmt.Errorf("index: value %d is out of range", m.GetIndex())
 	}
 	us := func(n uint32) time.Duration { return time.Duration(n) * time.Microsecond }
 	*t = engine.TinStats{
@@ -212,6 +219,10 @@ func toTin(t *engine.TinStats, m *pb.TinStats) error {
 		UnresponsiveFlows: m.GetUnresponsiveFlows(),
 		MaxLen:            m.GetMaxLen(),
 		Quantum:           m.GetQuantum(),
+		Index:             uint8(m.GetIndex()),
+		WayDirect:         m.GetWayDirectHits(),
+		OverflowDrops:     m.GetOverflowDrops(),
+		DecayingFlows:     m.GetDecayingFlows(),
 	}
 	var err error
 	t.Sojourn, err = ToHistogram(m.GetSojourn())

@@ -51,6 +51,10 @@ func fill(r *rand.Rand, v reflect.Value) {
 			s.Tins[i] = engine.TinStats{}
 		}
 		return
+	case engine.TinStats:
+		fillStruct(r, v)
+		v.Addr().Interface().(*engine.TinStats).Index = uint8(r.IntN(engine.MaxTins))
+		return
 	case engine.Histogram:
 		for i := range r.IntN(v.Len() + 1) {
 			v.Index(i).SetUint(r.Uint64())
@@ -62,7 +66,7 @@ func fill(r *rand.Rand, v reflect.Value) {
 		v.SetBool(r.IntN(2) == 0)
 	case reflect.Int, reflect.Int16, reflect.Int32, reflect.Int64:
 		v.SetInt(int64(r.Uint64()) >> (64 - v.Type().Bits()))
-	case reflect.Uint16, reflect.Uint32, reflect.Uint64:
+	case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		v.SetUint(r.Uint64() >> (64 - v.Type().Bits()))
 	case reflect.String:
 		v.SetString(fmt.Sprintf("s%x", r.Uint32()))
@@ -230,6 +234,7 @@ func TestRefusesShapes(t *testing.T) {
 		"down: backlog_packets":    down(func(m *pb.DirectionStats) { m.BacklogPackets = 1 << 32 }),
 		"down: max_adjusted_size":  down(func(m *pb.DirectionStats) { m.MaxAdjustedSize = 1 << 16 }),
 		"down: tin 0: backlog":     down(func(m *pb.DirectionStats) { m.Tins[0].BacklogPackets = 1 << 32 }),
+		"down: tin 0: index":       down(func(m *pb.DirectionStats) { m.Tins[0].Index = 8 }),
 		"down: tin 0: sojourn: 93": down(func(m *pb.DirectionStats) { m.Tins[0].Sojourn = &pb.Histogram{Counts: make([]uint64, 93)} }),
 		"":                         down(none),
 	} {

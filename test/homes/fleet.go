@@ -3,12 +3,15 @@ package homes
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Fleet is a controller in the provider's network and an agent on each router.
@@ -77,8 +80,9 @@ func (f *Fleet) StartAgent(home int, token string, more ...string) (err error) {
 	return err
 }
 
-// Ctl runs cakefleetctl where the controller runs and returns what it printed.
-func (f *Fleet) Ctl(ctx context.Context, args ...string) (string, error) {
+// Ctl runs cakefleetctl where the controller runs and returns its result. What
+// else it has to say for people goes to notes, unless that is nil.
+func (f *Fleet) Ctl(ctx context.Context, notes io.Writer, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(f.bin, "cakefleetctl"),
 		append([]string{"--controller", "127.0.0.1:" + operatorsPort, "--credentials", f.Credentials()}, args...)...)
 	var stdout, stderr bytes.Buffer
@@ -86,7 +90,101 @@ func (f *Fleet) Ctl(ctx context.Context, args ...string) (string, error) {
 	if err := f.net.Noc.Run(cmd); err != nil {
 		return stdout.String(), fmt.Errorf("cakefleetctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
+	if notes != nil {
+		_, _ = stderr.WriteTo(notes)
+	}
 	return stdout.String(), nil
+}
+
+// RouterState is what the controller knows of a router.
+type RouterState struct {
+	ID               string
+	Connected, Sync  bool  // in sync: the newest desired state was acknowledged and read back
+	Desired, Applied int64 // revisions
+	Rejected         int64 // revision that was refused
+	Error            string
+}
+
+// Routers asks cakefleetctl for the state of all routers.
+func (f *Fleet) Routers(ctx context.Context) ([]RouterState, error) {
+	text, err := f.Ctl(ctx, nil, "router", "list", "-o", "json")
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Routers []struct {
+			ID      string
+			Desired struct {
+				Revision int64 `json:",string"`
+			}
+			Reported struct {
+				Applied  int64 `json:"applied_revision,string"`
+				Rejected int64 `json:"rejected_revision,string"`
+				Error    string
+			}
+			Session struct {
+				Connected bool
+				Sync      string
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		return nil, fmt.Errorf("read the list of routers: %w", err)
+	}
+	var states []RouterState
+	for _, r := range list.Routers {
+		states = append(states, RouterState{
+			ID: r.ID, Connected: r.Session.Connected, Sync: r.Session.Sync == "SYNC_STATE_IN_SYNC",
+			Desired: r.Desired.Revision, Applied: r.Reported.Applied, Rejected: r.Reported.Rejected, Error: r.Reported.Error,
+		})
+	}
+	return states, nil
+}
+
+// Await asks until all routers fit. It gives up when ctx ends, or when a
+// program of the fleet has ended.
+func (f *Fleet) Await(ctx context.Context, fits func(RouterState) bool) error {
+	for {
+		states, err := f.Routers(ctx)
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, s := range states {
+			if fits(s) {
+				n++
+			}
+		}
+		if n == len(f.Agents) {
+			return nil
+		}
+		if err := f.Ended(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w; the routers are: %+v", context.Cause(ctx), states)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// AwaitController asks until the controller answers.
+func (f *Fleet) AwaitController(ctx context.Context) error {
+	for {
+		_, err := f.Ctl(ctx, nil, "plan", "list")
+		if err == nil {
+			return nil
+		}
+		if err := f.Ended(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // Stop stops everything that runs, agents first.
@@ -104,3 +202,22 @@ func (f *Fleet) Stop() error {
 	}
 	return errors.Join(errs...)
 }
+
+// Ended returns an error if a program of the fleet has ended by itself, with
+// the end of what it wrote.
+func (f *Fleet) Ended() error {
+	for _, p := range append([]*Process{f.Controller}, f.Agents...) {
+		if p == nil {
+			continue
+		}
+		select {
+		case <-p.done:
+			text, _ := os.ReadFile(p.Log) // better than nothing
+			return fmt.Errorf("%s has ended (%w): %s", filepath.Base(p.cmd.Path), p.err, tail(text, 2000))
+		default:
+		}
+	}
+	return nil
+}
+
+func tail(text []byte, n int) []byte { return text[max(0, len(text)-n):] }

@@ -124,7 +124,15 @@ type TinStats struct {
 	// Quantum of a flow in bytes.
 	Quantum uint32 `protobuf:"varint,25,opt,name=quantum,proto3" json:"quantum,omitempty"`
 	// Sojourn times of delivered packets.
-	Sojourn       *Histogram `protobuf:"bytes,26,opt,name=sojourn,proto3" json:"sojourn,omitempty"`
+	Sojourn *Histogram `protobuf:"bytes,26,opt,name=sojourn,proto3" json:"sojourn,omitempty"`
+	// Number of the tin in the scheduler, which is not its place in the list.
+	Index uint32 `protobuf:"varint,27,opt,name=index,proto3" json:"index,omitempty"`
+	// Hash look-ups that found their flow at the first way.
+	WayDirectHits uint64 `protobuf:"varint,28,opt,name=way_direct_hits,json=wayDirectHits,proto3" json:"way_direct_hits,omitempty"`
+	// The part of drops that the memory limit made.
+	OverflowDrops uint64 `protobuf:"varint,29,opt,name=overflow_drops,json=overflowDrops,proto3" json:"overflow_drops,omitempty"`
+	// The part of sparse_flows that are empty.
+	DecayingFlows uint32 `protobuf:"varint,30,opt,name=decaying_flows,json=decayingFlows,proto3" json:"decaying_flows,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -339,6 +347,34 @@ func (x *TinStats) GetSojourn() *Histogram {
 		return x.Sojourn
 	}
 	return nil
+}
+
+func (x *TinStats) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *TinStats) GetWayDirectHits() uint64 {
+	if x != nil {
+		return x.WayDirectHits
+	}
+	return 0
+}
+
+func (x *TinStats) GetOverflowDrops() uint64 {
+	if x != nil {
+		return x.OverflowDrops
+	}
+	return 0
+}
+
+func (x *TinStats) GetDecayingFlows() uint32 {
+	if x != nil {
+		return x.DecayingFlows
+	}
+	return 0
 }
 
 // DirectionStats are the counters of one shaped direction since the agent
@@ -1096,7 +1132,7 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\n" +
 	"\x1ccakefleet/v1/telemetry.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/shaping.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"'\n" +
 	"\tHistogram\x12\x1a\n" +
-	"\x06counts\x18\x01 \x03(\x04B\x02\x10\x01R\x06counts\"\xdf\x06\n" +
+	"\x06counts\x18\x01 \x03(\x04B\x02\x10\x01R\x06counts\"\xeb\a\n" +
 	"\bTinStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
 	"\rthreshold_bps\x18\x02 \x01(\x04R\fthresholdBps\x12\x1b\n" +
@@ -1130,7 +1166,11 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x12unresponsive_flows\x18\x17 \x01(\rR\x11unresponsiveFlows\x12\x17\n" +
 	"\amax_len\x18\x18 \x01(\rR\x06maxLen\x12\x18\n" +
 	"\aquantum\x18\x19 \x01(\rR\aquantum\x121\n" +
-	"\asojourn\x18\x1a \x01(\v2\x17.cakefleet.v1.HistogramR\asojourn\"\x8e\x05\n" +
+	"\asojourn\x18\x1a \x01(\v2\x17.cakefleet.v1.HistogramR\asojourn\x12\x14\n" +
+	"\x05index\x18\x1b \x01(\rR\x05index\x12&\n" +
+	"\x0fway_direct_hits\x18\x1c \x01(\x04R\rwayDirectHits\x12%\n" +
+	"\x0eoverflow_drops\x18\x1d \x01(\x04R\roverflowDrops\x12%\n" +
+	"\x0edecaying_flows\x18\x1e \x01(\rR\rdecayingFlows\"\x8e\x05\n" +
 	"\x0eDirectionStats\x12/\n" +
 	"\ashaping\x18\x01 \x01(\v2\x15.cakefleet.v1.ShapingR\ashaping\x12\x1d\n" +
 	"\n" +

@@ -1,0 +1,317 @@
+package api_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cakefleet/cakefleet/controller/api"
+	"github.com/cakefleet/cakefleet/controller/fleet"
+	"github.com/cakefleet/cakefleet/controller/identity"
+	"github.com/cakefleet/cakefleet/controller/store"
+	"github.com/cakefleet/cakefleet/controller/store/storetest"
+	"github.com/cakefleet/cakefleet/controller/telemetry"
+	"github.com/cakefleet/cakefleet/engine"
+	"github.com/cakefleet/cakefleet/internal/plan"
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const interval = 7 * time.Second
+
+// fixture is both doors of a controller on a store in memory.
+type fixture struct {
+	t         *testing.T
+	store     *store.Store
+	authority *identity.Authority
+	sessions  *api.SessionService
+	log       *logBuffer
+
+	agents, operators *bufconn.Listener
+}
+
+// logBuffer keeps what is logged.
+type logBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *logBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{t: t, log: &logBuffer{}}
+	logger := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: f.log})
+	f.store = storetest.NewFake(t, func(c store.Change) { f.sessions.Changed(c) })
+	var err error
+	if f.authority, err = identity.Open(t.TempDir(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	hub, table := fleet.NewHub(), telemetry.New(interval)
+	f.sessions = api.NewSessionService(f.store, hub, table, interval, logger)
+
+	agentsTLS, err := f.authority.AgentsTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	operatorsTLS, err := f.authority.OperatorsTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.agents = f.serve(agentsTLS, api.AgentsDoor(logger), func(s *grpc.Server) {
+		pb.RegisterSessionServiceServer(s, f.sessions)
+		pb.RegisterEnrollmentServiceServer(s, api.NewEnrollmentService(f.store, f.authority, logger))
+	})
+	f.operators = f.serve(operatorsTLS, api.OperatorsDoor(logger), func(s *grpc.Server) {
+		pb.RegisterRouterServiceServer(s, api.NewRouterService(f.store, hub))
+		pb.RegisterTelemetryServiceServer(s, api.NewTelemetryService(f.store, hub, table))
+		pb.RegisterTokenServiceServer(s, api.NewTokenService(f.store, f.authority.Pin()))
+		pb.RegisterSubscriberServiceServer(s, panicking{})
+	})
+	return f
+}
+
+// panicking is a service with a fault.
+type panicking struct {
+	pb.UnimplementedSubscriberServiceServer
+}
+
+func (panicking) GetSubscriber(context.Context, *pb.GetSubscriberRequest) (*pb.GetSubscriberResponse, error) {
+	panic("secret detail")
+}
+
+func (f *fixture) serve(t *tls.Config, door []grpc.ServerOption, register func(*grpc.Server)) *bufconn.Listener {
+	l := bufconn.Listen(1 << 20)
+	s := grpc.NewServer(append(door, grpc.Creds(credentials.NewTLS(t)), grpc.WaitForHandlers(true))...)
+	register(s)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := s.Serve(l); err != nil {
+			f.t.Error(err)
+		}
+	})
+	f.t.Cleanup(func() {
+		s.Stop()
+		f.sessions.Wait()
+		wg.Wait()
+	})
+	return l
+}
+
+// dial connects to a door with a certificate; nil: without one.
+func (f *fixture) dial(l *bufconn.Listener, cert *tls.Certificate) *grpc.ClientConn {
+	f.t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(f.authority.CertificatePEM())
+	c := &tls.Config{RootCAs: roots, ServerName: identity.ServerName}
+	if cert != nil {
+		c.Certificates = []tls.Certificate{*cert}
+	}
+	conn, err := grpc.NewClient("passthrough:controller",
+		grpc.WithTransportCredentials(credentials.NewTLS(c)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func (f *fixture) routerCert(id string) *tls.Certificate {
+	f.t.Helper()
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	der, err := f.authority.SignRouter(pub, id, time.Now())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func (f *fixture) operatorCert() *tls.Certificate {
+	f.t.Helper()
+	text, err := f.authority.Operator("admin", time.Now())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(text, text)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return &pair
+}
+
+func link(rate engine.BitsPerSecond) plan.Link {
+	l := plan.Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}
+	l.Down.Rate, l.Up.Rate = rate, rate/10
+	return l
+}
+
+// setPlan stores a plan and returns its link.
+func (f *fixture) setPlan(name string, rate engine.BitsPerSecond) plan.Link {
+	f.t.Helper()
+	l := link(rate)
+	if _, err := f.store.PutPlan(f.t.Context(), plan.Plan{Name: name, Link: l}, store.Any); err != nil {
+		f.t.Fatal(err)
+	}
+	return l
+}
+
+// setRouter stores a router that serves a subscriber with a plan.
+func (f *fixture) setRouter(id, planName string) {
+	f.t.Helper()
+	if _, err := f.store.PutSubscriber(f.t.Context(), plan.Subscriber{ID: "sub-" + id, Plan: planName}, store.Any); err != nil {
+		f.t.Fatal(err)
+	}
+	if _, err := f.store.PutRouter(f.t.Context(), plan.Router{ID: id, Subscriber: "sub-" + id}, store.Any); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// agent is a session that a test drives by hand.
+type agent struct {
+	t      *testing.T
+	id     string
+	stream pb.SessionService_ConnectClient
+}
+
+// connect opens a session and says hello.
+func (f *fixture) connect(id string, hello *pb.Hello) *agent {
+	f.t.Helper()
+	a := f.stream(id, f.dial(f.agents, f.routerCert(id)))
+	hello.RouterId, hello.BootId = id, "boot-1"
+	a.send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Hello{Hello: hello}})
+	m, err := a.stream.Recv()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if got := m.GetSettings().GetReportInterval().AsDuration(); got != interval {
+		f.t.Fatalf("first message is %v, want settings", m)
+	}
+	return a
+}
+
+func (f *fixture) stream(id string, conn *grpc.ClientConn) *agent {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(f.t.Context(), 30*time.Second)
+	f.t.Cleanup(cancel)
+	stream, err := pb.NewSessionServiceClient(conn).Connect(ctx)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return &agent{t: f.t, id: id, stream: stream}
+}
+
+func (a *agent) send(m *pb.ConnectRequest) {
+	a.t.Helper()
+	if err := a.stream.Send(m); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// desired returns the next message, which must be a desired state.
+func (a *agent) desired() *pb.Desired {
+	a.t.Helper()
+	m, err := a.stream.Recv()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	if m.GetDesired() == nil {
+		a.t.Fatalf("received %v, want a desired state", m)
+	}
+	return m.GetDesired()
+}
+
+// apply answers that d runs.
+func (a *agent) apply(d *pb.Desired) {
+	a.t.Helper()
+	a.status(&pb.Status{
+		Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_APPLIED, AppliedRevision: d.GetRevision(),
+		AppliedHash: d.GetHash(), EffectiveHash: d.GetHash(), Effective: d.GetLink(),
+	})
+}
+
+func (a *agent) status(s *pb.Status) {
+	a.t.Helper()
+	a.send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Status{Status: s}})
+}
+
+func (a *agent) report(r *pb.Report) {
+	a.t.Helper()
+	a.send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Report{Report: r}})
+}
+
+// ends returns the code that the session ends with.
+func (a *agent) ends() codes.Code {
+	a.t.Helper()
+	for {
+		_, err := a.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return codes.OK
+		}
+		if err != nil {
+			return status.Code(err)
+		}
+	}
+}
+
+// eventually waits until a condition holds that a message on its way makes
+// true.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("%s: not within 10 s", what)
+		}
+	}
+}
+
+// router returns a router as operators see it.
+func (f *fixture) router(conn *grpc.ClientConn, id string) *pb.Router {
+	f.t.Helper()
+	resp, err := pb.NewRouterServiceClient(conn).GetRouter(f.t.Context(), &pb.GetRouterRequest{Id: id})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return resp.GetRouter()
+}
+
+func (f *fixture) waitSync(conn *grpc.ClientConn, id string, want pb.SyncState) *pb.Router {
+	f.t.Helper()
+	var r *pb.Router
+	eventually(f.t, id+" is "+want.String(), func() bool {
+		r = f.router(conn, id)
+		return r.GetSession().GetSync() == want
+	})
+	return r
+}

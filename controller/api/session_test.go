@@ -1,0 +1,305 @@
+package api_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/cakefleet/cakefleet/controller/store"
+	"github.com/cakefleet/cakefleet/engine"
+	"github.com/cakefleet/cakefleet/internal/plan"
+	"github.com/cakefleet/cakefleet/internal/wire"
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
+)
+
+func TestSessionConverges(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	gold := f.setPlan("gold", 20e6)
+	f.setRouter("home-1", "gold")
+	if r := f.router(ops, "home-1"); r.GetSession().GetSync() != pb.SyncState_SYNC_STATE_OFFLINE || r.GetReported() != nil {
+		t.Errorf("before it connects: %v", r)
+	}
+
+	a := f.connect("home-1", &pb.Hello{AgentVersion: "v1", Model: "model\x1b[31m", Dataplane: "userspace"})
+	d := a.desired()
+	if diff := cmp.Diff(wire.FromLink(&gold), d.GetLink(), protocmp.Transform()); diff != "" {
+		t.Errorf("link (-want +got):\n%s", diff)
+	}
+	if d.GetHash() != gold.Hash() || d.GetNonce() != 1 {
+		t.Errorf("hash %q, nonce %d", d.GetHash(), d.GetNonce())
+	}
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_PENDING)
+	a.apply(d)
+	r := f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	if r.GetPlan() != "gold" || r.GetSubscriber() != "sub-home-1" || r.GetReported().GetAppliedRevision() != d.GetRevision() {
+		t.Errorf("router: %v", r)
+	}
+	if s := r.GetSession(); !s.GetConnected() || s.GetAgentVersion() != "v1" || s.GetDataplane() != "userspace" || s.GetBootId() != "boot-1" || strings.ContainsRune(s.GetModel(), 0x1b) {
+		t.Errorf("session: %v", s)
+	}
+
+	// One change of the plan is one revision, and arrives.
+	before := f.store.Revision()
+	silver := f.setPlan("gold", 50e6)
+	if got := f.store.Revision(); got != before+1 {
+		t.Errorf("a plan change is %d revisions", got-before)
+	}
+	d = a.desired()
+	if d.GetHash() != silver.Hash() || d.GetRevision() != int64(before+1) || d.GetNonce() != 2 {
+		t.Errorf("pushed %v", d)
+	}
+	a.apply(d)
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+
+	// Its subscriber goes: nothing is shaped any more.
+	if _, err := f.store.PutRouter(t.Context(), plan.Router{ID: "home-1"}, store.Any); err != nil {
+		t.Fatal(err)
+	}
+	d = a.desired()
+	if d.GetLink() != nil || d.GetHash() != "" {
+		t.Errorf("pushed %v, want nothing to shape", d)
+	}
+	a.apply(d)
+	r = f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_NONE)
+	if r.GetDesired().GetReason() == "" {
+		t.Error("no reason is given")
+	}
+
+	if err := a.stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if code := a.ends(); code != codes.OK {
+		t.Errorf("ended with %v", code)
+	}
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_OFFLINE)
+}
+
+func TestSessionEqualIsNotSent(t *testing.T) {
+	f := newFixture(t)
+	gold := f.setPlan("gold", 20e6)
+	f.setRouter("home-1", "gold")
+	a := f.connect("home-1", &pb.Hello{AppliedRevision: 1, AppliedHash: gold.Hash(), EffectiveHash: gold.Hash()})
+	f.setPlan("gold", 30e6)
+	if d := a.desired(); d.GetLink().GetDown().GetRateBps() != 30e6 || d.GetNonce() != 1 {
+		t.Errorf("first push is %v", d)
+	}
+}
+
+func TestSessionRefusalIsShownAndHeldBack(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	slow := f.setPlan("gold", 20e6)
+	f.setRouter("home-1", "gold")
+	hello := func() *pb.Hello {
+		return &pb.Hello{AppliedRevision: 1, AppliedHash: slow.Hash(), EffectiveHash: slow.Hash(), Effective: wire.FromLink(&slow)}
+	}
+	a := f.connect("home-1", hello())
+	f.setPlan("gold", 10e9)
+	d := a.desired()
+	a.status(&pb.Status{
+		Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_REJECTED, AppliedRevision: 1, AppliedHash: slow.Hash(),
+		EffectiveHash: slow.Hash(), Effective: wire.FromLink(&slow), Error: "down.rate: 10Gbit is more than the port carries\x07",
+		Conditions: []*pb.Condition{{Type: "Degraded", Status: true, Reason: "Rate", Message: "m"}},
+	})
+	r := f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_REJECTED)
+	rep := r.GetReported()
+	if !strings.HasPrefix(rep.GetError(), "down.rate: 10Gbit is more") || strings.Contains(rep.GetError(), "\x07") {
+		t.Errorf("error is %q", rep.GetError())
+	}
+	if rep.GetRejectedRevision() != d.GetRevision() || rep.GetOutcome() != pb.Outcome_OUTCOME_REJECTED || rep.GetEffective().GetDown().GetRateBps() != 20e6 || len(rep.GetConditions()) != 1 {
+		t.Errorf("reported %v", rep)
+	}
+
+	// On a new stream it is not sent; the next one that is different is.
+	a = f.connect("home-1", hello())
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_REJECTED)
+	f.setPlan("gold", 1e9)
+	if d := a.desired(); d.GetLink().GetDown().GetRateBps() != 1e9 {
+		t.Errorf("sent %v", d)
+	}
+}
+
+func TestSessionNewerWins(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	f.setPlan("gold", 20e6)
+	f.setRouter("home-1", "gold")
+	old := f.connect("home-1", &pb.Hello{})
+	old.desired()
+	young := f.connect("home-1", &pb.Hello{})
+	d := young.desired()
+	if code := old.ends(); code != codes.Aborted {
+		t.Errorf("old session ended with %v", code)
+	}
+	young.apply(d)
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+}
+
+// TestSessionStalledAgent: one agent never reads, the others are told at once.
+func TestSessionStalledAgent(t *testing.T) {
+	f := newFixture(t)
+	f.setPlan("gold", 1e6)
+	f.setRouter("stalled", "gold")
+	f.setRouter("lively", "gold")
+	stalled, lively := f.connect("stalled", &pb.Hello{}), f.connect("lively", &pb.Hello{})
+	lively.apply(lively.desired())
+	for i := range engine.BitsPerSecond(5) {
+		want := f.setPlan("gold", 2e6+i)
+		d := lively.desired()
+		if d.GetHash() != want.Hash() {
+			t.Fatalf("change %d: sent %v", i, d)
+		}
+		lively.apply(d)
+	}
+	_ = stalled
+}
+
+func TestSessionOfRemovedRouter(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	f.setPlan("gold", 1e6)
+	f.setRouter("home-1", "gold")
+	a := f.connect("home-1", &pb.Hello{})
+	a.apply(a.desired())
+	routers := pb.NewRouterServiceClient(ops)
+	if _, err := routers.DeleteRouter(t.Context(), &pb.DeleteRouterRequest{Id: "home-1"}); err != nil {
+		t.Fatal(err)
+	}
+	if code := a.ends(); code != codes.PermissionDenied {
+		t.Errorf("session ended with %v", code)
+	}
+	// Its certificate is good for 90 days, and yet it doesn't come in.
+	again := f.stream("home-1", f.dial(f.agents, f.routerCert("home-1")))
+	again.send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Hello{Hello: &pb.Hello{RouterId: "home-1", BootId: "b"}}})
+	if code := again.ends(); code != codes.PermissionDenied {
+		t.Errorf("new session ended with %v", code)
+	}
+	if _, err := routers.GetRouter(t.Context(), &pb.GetRouterRequest{Id: "home-1"}); status.Code(err) != codes.NotFound {
+		t.Errorf("get: %v", err)
+	}
+}
+
+func TestSessionRefusesHello(t *testing.T) {
+	f := newFixture(t)
+	f.setPlan("gold", 1e6)
+	f.setRouter("home-1", "gold")
+	hello := func(h *pb.Hello) *pb.ConnectRequest {
+		return &pb.ConnectRequest{Message: &pb.ConnectRequest_Hello{Hello: h}}
+	}
+	for name, c := range map[string]struct {
+		first *pb.ConnectRequest
+		want  codes.Code
+	}{
+		"another router":   {hello(&pb.Hello{RouterId: "home-2", BootId: "b"}), codes.PermissionDenied},
+		"no boot id":       {hello(&pb.Hello{RouterId: "home-1"}), codes.InvalidArgument},
+		"long model":       {hello(&pb.Hello{RouterId: "home-1", BootId: "b", Model: strings.Repeat("m", 1000)}), codes.InvalidArgument},
+		"status first":     {&pb.ConnectRequest{Message: &pb.ConnectRequest_Status{Status: &pb.Status{}}}, codes.InvalidArgument},
+		"an unknown thing": {&pb.ConnectRequest{}, codes.InvalidArgument},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := f.stream("home-1", f.dial(f.agents, f.routerCert("home-1")))
+			a.send(c.first)
+			if code := a.ends(); code != c.want {
+				t.Errorf("ended with %v, want %v", code, c.want)
+			}
+		})
+	}
+}
+
+// TestSessionIgnoresWhatItDoesNotUnderstand: a newer agent is not cut off.
+func TestSessionIgnoresWhatItDoesNotUnderstand(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	f.setPlan("gold", 1e6)
+	f.setRouter("home-1", "gold")
+	a := f.connect("home-1", &pb.Hello{
+		Effective:    &pb.Link{Down: &pb.Shaping{Tins: 99}},
+		Capabilities: []string{"something"},
+	})
+	d := a.desired()
+	a.send(&pb.ConnectRequest{})
+	a.status(&pb.Status{Nonce: d.GetNonce(), Outcome: 77})
+	a.status(&pb.Status{Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_APPLIED, Error: strings.Repeat("e", 10_000)})
+	a.report(&pb.Report{Sequence: 1, BootId: "boot-1", Down: &pb.DirectionStats{Shaping: &pb.Shaping{Tins: 99}}})
+	a.report(&pb.Report{Sequence: 1, BootId: "another boot"})
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_PENDING)
+	a.apply(d)
+	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	if n := strings.Count(f.log.String(), "ignored a message of an agent"); n != 1 {
+		t.Errorf("told %d times, want 1", n)
+	}
+}
+
+func TestSessionsStop(t *testing.T) {
+	f := newFixture(t)
+	f.setPlan("gold", 1e6)
+	f.setRouter("home-1", "gold")
+	a := f.connect("home-1", &pb.Hello{})
+	f.sessions.Stop()
+	f.sessions.Stop()
+	if code := a.ends(); code != codes.Unavailable {
+		t.Errorf("ended with %v", code)
+	}
+	f.sessions.Wait()
+}
+
+func TestDoors(t *testing.T) {
+	f := newFixture(t)
+	f.setPlan("gold", 1e6)
+	f.setRouter("home-1", "gold")
+	first := func(a *agent) codes.Code {
+		_, err := a.stream.Recv()
+		return status.Code(err)
+	}
+	for name, c := range map[string]struct {
+		call func() codes.Code
+		want codes.Code
+	}{
+		"session without certificate": {func() codes.Code { return first(f.stream("", f.dial(f.agents, nil))) }, codes.Unauthenticated},
+		"session of an operator":      {func() codes.Code { return first(f.stream("", f.dial(f.agents, f.operatorCert()))) }, codes.PermissionDenied},
+		"enrollment without certificate is heard": {func() codes.Code {
+			_, err := pb.NewEnrollmentServiceClient(f.dial(f.agents, nil)).Enroll(t.Context(), &pb.EnrollRequest{Token: "x"})
+			if !strings.Contains(status.Convert(err).Message(), "join token") {
+				t.Errorf("answer is %v", err)
+			}
+			return status.Code(err)
+		}, codes.Unauthenticated},
+		"operations of a router": {func() codes.Code {
+			_, err := pb.NewRouterServiceClient(f.dial(f.operators, f.routerCert("home-1"))).ListRouters(t.Context(), &pb.ListRoutersRequest{})
+			return status.Code(err)
+		}, codes.PermissionDenied},
+		"tokens for a router": {func() codes.Code {
+			_, err := pb.NewTokenServiceClient(f.dial(f.operators, f.routerCert("home-1"))).CreateToken(t.Context(), &pb.CreateTokenRequest{RouterId: "home-2"})
+			return status.Code(err)
+		}, codes.PermissionDenied},
+		"operations without certificate": {func() codes.Code {
+			_, err := pb.NewRouterServiceClient(f.dial(f.operators, nil)).ListRouters(t.Context(), &pb.ListRoutersRequest{})
+			return status.Code(err)
+		}, codes.Unavailable},
+		"operator": {func() codes.Code {
+			_, err := pb.NewRouterServiceClient(f.dial(f.operators, f.operatorCert())).ListRouters(t.Context(), &pb.ListRoutersRequest{})
+			return status.Code(err)
+		}, codes.OK},
+		"a fault in a service": {func() codes.Code {
+			_, err := pb.NewSubscriberServiceClient(f.dial(f.operators, f.operatorCert())).GetSubscriber(t.Context(), &pb.GetSubscriberRequest{})
+			if strings.Contains(status.Convert(err).Message(), "secret detail") {
+				t.Errorf("answer is %v", err)
+			}
+			return status.Code(err)
+		}, codes.Internal},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := c.call(); got != c.want {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+	if !strings.Contains(f.log.String(), "secret detail") {
+		t.Error("the fault is not in the log")
+	}
+}

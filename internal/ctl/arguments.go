@@ -1,0 +1,91 @@
+package ctl
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
+)
+
+// exactly wants these arguments and says so.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) != len(names) {
+			return fmt.Errorf("%s: %d arguments are given, need %s; see %s --help", c.CommandPath(), len(args), strings.Join(names, " "), c.CommandPath())
+		}
+		return nil
+	}
+}
+
+// completionTimeout is how long a shell may wait for names.
+const completionTimeout = 2 * time.Second
+
+// complete offers names for the first argument.
+func (a *app) complete(names func(context.Context, *app) ([]string, error)) cobra.CompletionFunc {
+	offer := a.completeFlag(names)
+	return func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+		if len(args) > 0 {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return offer(c, args, word)
+	}
+}
+
+// completeFlag offers names for a flag's value. Without a controller it offers
+// nothing.
+func (a *app) completeFlag(names func(context.Context, *app) ([]string, error)) cobra.CompletionFunc {
+	return func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(c.Context(), completionTimeout)
+		defer cancel()
+		got, err := names(ctx, a)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return got, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// Shells get one page of names: nobody reads more.
+
+func planNames(ctx context.Context, a *app) ([]string, error) {
+	conn, err := a.connect()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := conn.plans.ListPlans(ctx, &pb.ListPlansRequest{})
+	var names []string
+	for _, p := range resp.GetPlans() {
+		names = append(names, p.GetName())
+	}
+	return names, err
+}
+
+func routerIDs(ctx context.Context, a *app) ([]string, error) {
+	conn, err := a.connect()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := conn.routers.ListRouters(ctx, &pb.ListRoutersRequest{})
+	var ids []string
+	for _, r := range resp.GetRouters() {
+		ids = append(ids, r.GetId())
+	}
+	return ids, err
+}
+
+func subscriberIDs(ctx context.Context, a *app) ([]string, error) {
+	conn, err := a.connect()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := conn.subscribers.ListSubscribers(ctx, &pb.ListSubscribersRequest{})
+	var ids []string
+	for _, s := range resp.GetSubscribers() {
+		ids = append(ids, s.GetId())
+	}
+	return ids, err
+}

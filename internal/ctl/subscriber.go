@@ -1,0 +1,341 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+
+	"github.com/cakefleet/cakefleet/internal/plan"
+	"github.com/cakefleet/cakefleet/internal/wire"
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
+)
+
+func (a *app) subscriberCommand() *cobra.Command {
+	return group("subscriber", "Say who is served with which plan",
+		a.subscriberSet(), a.subscriberGet(), a.subscriberList(), a.subscriberDelete(), a.subscriberImport())
+}
+
+func (a *app) subscriberSet() *cobra.Command {
+	var name string
+	var labels []string
+	var wait waitFlags
+	c := &cobra.Command{
+		Use:   "set ID [--plan NAME] [--label KEY=VALUE]...",
+		Short: "Make a subscriber or change its plan and labels",
+		Long: `Make a subscriber or change its plan and labels. What is not said stays as it
+is; --label KEY= removes a label.`,
+		Args:              exactly("ID"),
+		ValidArgsFunction: a.complete(subscriberIDs),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.setSubscriber(c.Context(), args[0], name, labels, wait)
+		},
+	}
+	c.Flags().StringVar(&name, "plan", "", "`plan` that it gets")
+	c.Flags().StringArrayVar(&labels, "label", nil, "free `key=value`, such as site=north; may be repeated")
+	must(c.RegisterFlagCompletionFunc("plan", a.completeFlag(planNames)))
+	wait.add(c.Flags(), false)
+	return c
+}
+
+func (a *app) setSubscriber(ctx context.Context, id, name string, labels []string, wait waitFlags) error {
+	if err := plan.ValidateID("subscriber", id); err != nil {
+		return err
+	}
+	conn, err := a.connect()
+	if err != nil {
+		return err
+	}
+	s := plan.Subscriber{ID: id}
+	old, err := call(ctx, a, conn.subscribers.GetSubscriber, &pb.GetSubscriberRequest{Id: id})
+	isNew := isCode(err, codes.NotFound)
+	switch {
+	case isNew && name == "":
+		return fmt.Errorf("subscriber %s is new: say --plan NAME", id)
+	case isNew:
+	case err != nil:
+		return err
+	default:
+		s = wire.ToSubscriber(old.GetSubscriber())
+	}
+	before := s
+	before.Labels = maps.Clone(s.Labels)
+	if name != "" {
+		s.Plan = name
+	}
+	for _, l := range labels {
+		k, v, ok := strings.Cut(l, "=")
+		if !ok {
+			return fmt.Errorf("--label %q: must be KEY=VALUE", l)
+		}
+		if s.Labels == nil {
+			s.Labels = map[string]string{}
+		}
+		s.Labels[k] = v
+		if v == "" {
+			delete(s.Labels, k)
+		}
+	}
+	if err := s.Validate(); err != nil {
+		return err
+	}
+	began := time.Now()
+	resp, err := call(ctx, a, conn.subscribers.UpdateSubscriber, &pb.UpdateSubscriberRequest{Subscriber: wire.FromSubscriber(s), AllowMissing: isNew})
+	if err != nil {
+		return err
+	}
+	m := resp.GetSubscriber()
+	switch {
+	case a.output == "json":
+		if err := a.printJSON(resp); err != nil {
+			return err
+		}
+	case !resp.GetChanged():
+		fmt.Fprintf(a.cfg.Stdout, "subscriber %s: nothing changes, it is so already (revision %d)\n", id, m.GetRevision())
+	default:
+		did := "changed"
+		if isNew {
+			did = "made"
+		}
+		fmt.Fprintf(a.cfg.Stdout, "subscriber %s %s: revision %d, %s affected\n", id, did, m.GetRevision(), count(len(m.GetRouters()), "router"))
+		if before.Plan != s.Plan && !isNew {
+			fmt.Fprintf(a.cfg.Stdout, "  plan    %s -> %s\n", before.Plan, s.Plan)
+		}
+		if was, is := labelText(before.Labels), labelText(s.Labels); was != is && !isNew {
+			fmt.Fprintf(a.cfg.Stdout, "  labels  %s -> %s\n", orDash(was), orDash(is))
+		}
+	}
+	if !resp.GetChanged() || len(m.GetRouters()) == 0 {
+		return nil
+	}
+	return a.await(ctx, wait, began, target{revision: m.GetRevision(), routers: uint32(len(m.GetRouters())), list: a.theseRouters(m.GetRouters())})
+}
+
+func (a *app) subscriberGet() *cobra.Command {
+	return &cobra.Command{
+		Use:               "get ID",
+		Short:             "Show one subscriber",
+		Args:              exactly("ID"),
+		ValidArgsFunction: a.complete(subscriberIDs),
+		RunE: func(c *cobra.Command, args []string) error {
+			conn, err := a.connect()
+			if err != nil {
+				return err
+			}
+			resp, err := call(c.Context(), a, conn.subscribers.GetSubscriber, &pb.GetSubscriberRequest{Id: args[0]})
+			if err != nil {
+				return err
+			}
+			s := resp.GetSubscriber()
+			if a.output == "json" {
+				return a.printJSON(s)
+			}
+			t := a.table("subscriber", s.GetId())
+			t.row("plan", s.GetPlan())
+			t.row("labels", labelText(s.GetLabels()))
+			t.row("routers", strings.Join(s.GetRouters(), ", "))
+			t.row("revision", fmt.Sprintf("%d, %s", s.GetRevision(), a.ago(s.GetUpdateTime())))
+			t.end(a, "")
+			return nil
+		},
+	}
+}
+
+func (a *app) subscriberList() *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use:   "list [--plan NAME]",
+		Short: "Show all subscribers",
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			conn, err := a.connect()
+			if err != nil {
+				return err
+			}
+			var all []*pb.Subscriber
+			for req := (&pb.ListSubscribersRequest{Plan: name}); ; {
+				resp, err := call(c.Context(), a, conn.subscribers.ListSubscribers, req)
+				if err != nil {
+					return err
+				}
+				all = append(all, resp.GetSubscribers()...)
+				if req.PageToken = resp.GetNextPageToken(); req.PageToken == "" {
+					break
+				}
+			}
+			if a.output == "json" {
+				return a.printJSON(&pb.ListSubscribersResponse{Subscribers: all})
+			}
+			t := a.table("SUBSCRIBER", "PLAN", "ROUTERS", "LABELS", "CHANGED")
+			for _, s := range all {
+				t.row(s.GetId(), s.GetPlan(), strings.Join(s.GetRouters(), ","), labelText(s.GetLabels()), a.ago(s.GetUpdateTime()))
+			}
+			t.end(a, "no subscribers: make one with cakefleetctl subscriber set ID --plan NAME, or import a CSV file")
+			return nil
+		},
+	}
+	c.Flags().StringVar(&name, "plan", "", "only those of this `plan`")
+	must(c.RegisterFlagCompletionFunc("plan", a.completeFlag(planNames)))
+	return c
+}
+
+func (a *app) subscriberDelete() *cobra.Command {
+	return &cobra.Command{
+		Use:               "delete ID",
+		Short:             "Remove a subscriber that no router serves",
+		Args:              exactly("ID"),
+		ValidArgsFunction: a.complete(subscriberIDs),
+		RunE: func(c *cobra.Command, args []string) error {
+			conn, err := a.connect()
+			if err != nil {
+				return err
+			}
+			resp, err := call(c.Context(), a, conn.subscribers.DeleteSubscriber, &pb.DeleteSubscriberRequest{Id: args[0]})
+			if isCode(err, codes.FailedPrecondition) {
+				return failure{errors.Join(err, errors.New("free its routers first: cakefleetctl router set ID --subscriber ''"))}
+			}
+			if err != nil {
+				return err
+			}
+			if a.output == "json" {
+				return a.printJSON(resp)
+			}
+			fmt.Fprintf(a.cfg.Stdout, "subscriber %s deleted\n", args[0])
+			return nil
+		},
+	}
+}
+
+func (a *app) subscriberImport() *cobra.Command {
+	var dryRun, removeMissing bool
+	c := &cobra.Command{
+		Use:   "import FILE.csv [--dry-run] [--remove-missing]",
+		Short: "Make the subscribers like a CSV file, or tell what would change",
+		Long: `Make the subscribers like a CSV file: the header names the columns, of which
+subscriber and plan are needed and every other one is a label. A bad line leaves
+everything as it was and every bad line is listed. - is standard input.
+
+  subscriber,plan,site
+  10001,gold,north`,
+		Args: exactly("FILE.csv"),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.importSubscribers(c.Context(), c.InOrStdin(), args[0], dryRun, removeMissing)
+		},
+	}
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would change")
+	c.Flags().BoolVar(&removeMissing, "remove-missing", false, "remove subscribers that the file does not have")
+	return c
+}
+
+func (a *app) importSubscribers(ctx context.Context, stdin io.Reader, path string, dryRun, removeMissing bool) error {
+	in := stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return failure{fmt.Errorf("import: %w", err)}
+		}
+		defer f.Close()
+		in = f
+	}
+	conn, err := a.connect()
+	if err != nil {
+		return err
+	}
+	stream, err := conn.subscribers.ImportSubscribers(ctx)
+	if err != nil {
+		return a.explain(err)
+	}
+	for first := true; ; first = false {
+		chunk := make([]byte, 64<<10) // a message owns its bytes until it is sent
+		n, err := io.ReadFull(in, chunk)
+		ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		if err != nil && !ended {
+			return failure{fmt.Errorf("import %s: %w", path, err)}
+		}
+		if n > 0 || first {
+			// The end of the stream is told by CloseAndRecv, with its reason.
+			if stream.Send(&pb.ImportSubscribersRequest{Chunk: chunk[:n], DryRun: dryRun, RemoveMissing: removeMissing}) != nil {
+				break
+			}
+		}
+		if ended {
+			break
+		}
+	}
+	resp, err := stream.CloseAndRecv()
+	if err != nil {
+		return a.explain(err)
+	}
+	if a.output == "json" {
+		if err := a.printJSON(resp); err != nil {
+			return err
+		}
+	} else {
+		a.tellImport(path, resp, dryRun)
+	}
+	if len(resp.GetErrors()) > 0 {
+		return failure{}
+	}
+	return nil
+}
+
+func (a *app) tellImport(path string, resp *pb.ImportSubscribersResponse, dryRun bool) {
+	out := a.cfg.Stdout
+	if bad := resp.GetErrors(); len(bad) > 0 {
+		for _, e := range bad {
+			where := fmt.Sprintf("%s:%d", path, e.GetLine())
+			if e.GetColumn() != "" {
+				where += ": " + e.GetColumn()
+			}
+			fmt.Fprintf(out, "%s: %s\n", where, e.GetMessage())
+		}
+		fmt.Fprintf(out, "%s; nothing is stored\n", count(len(bad), "bad line"))
+		return
+	}
+	signs := map[pb.ImportChange_Kind]string{pb.ImportChange_KIND_ADDED: "+", pb.ImportChange_KIND_CHANGED: "~", pb.ImportChange_KIND_REMOVED: "-"}
+	for _, c := range resp.GetChanges() {
+		switch c.GetKind() {
+		case pb.ImportChange_KIND_CHANGED:
+			fmt.Fprintf(out, "%s %s  %s -> %s\n", signs[c.GetKind()], c.GetId(), c.GetBefore(), c.GetAfter())
+		default:
+			fmt.Fprintf(out, "%s %s  %s\n", signs[c.GetKind()], c.GetId(), c.GetBefore()+c.GetAfter())
+		}
+	}
+	total := resp.GetAdded() + resp.GetChanged() + resp.GetRemoved()
+	if hidden := int(total) - len(resp.GetChanges()); hidden > 0 {
+		fmt.Fprintf(out, "and %s\n", count(hidden, "more change"))
+	}
+	end := "stored"
+	switch {
+	case dryRun:
+		end = "nothing is stored (dry run)"
+	case total == 0:
+		end = "nothing to store"
+	case !resp.GetApplied():
+		end = "NOT stored"
+	}
+	fmt.Fprintf(out, "%d added, %d changed, %d removed, %d unchanged: %s\n", resp.GetAdded(), resp.GetChanged(), resp.GetRemoved(), resp.GetUnchanged(), end)
+}
+
+func labelText(labels map[string]string) string {
+	var parts []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		parts = append(parts, k+"="+labels[k])
+	}
+	return strings.Join(parts, ",")
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
