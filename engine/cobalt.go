@@ -162,25 +162,35 @@ func (s *Scheduler) queueEmpty(b *tin, f *flow, now Time) {
 }
 
 // decaySleep lets Dequeue leave the decaying flows of a tin alone while none
-// of them can change: until is the earliest time at which one can, found by
-// looking at each of them once.
+// of them can change: until is the earliest time at which one can. It is found
+// by a pass over all of them, one visit a call as ever.
 type decaySleep struct {
 	until Time
-	min   Time // of those looked at in this pass
-	seen  int32
+	min   Time  // of the flows visited in this pass and of those that came meanwhile
+	left  int32 // visits to the end of the pass
 }
 
-// note takes in that f has been looked at and stays among the decaying.
-func (d *decaySleep) note(b *tin, f *flow) {
-	due := f.dropNext
+// due is the earliest time at which a visit to the decaying flow f can change
+// anything.
+func (b *tin) due(f *flow) Time {
 	if f.pDrop != 0 {
-		due = min(due, f.blueTimer+Time(b.target)+1)
+		return min(f.dropNext, f.blueTimer+Time(b.target)+1)
+	}
+	return f.dropNext
+}
+
+// entered takes in a flow that begins to decay.
+func (d *decaySleep) entered(due Time) {
+	d.until, d.min = min(d.until, due), min(d.min, due)
+}
+
+// visited takes in a visit to one of n decaying flows, due again at due.
+func (d *decaySleep) visited(n int32, due Time) {
+	if d.left <= 0 {
+		d.left, d.min = n, Never
 	}
 	d.min = min(d.min, due)
-	d.seen++
-	if d.seen >= b.decaying {
-		d.until, d.min, d.seen = d.min, Never, 0
-	} else {
-		d.until = min(d.until, due)
+	if d.left--; d.left == 0 {
+		d.until = d.min
 	}
 }

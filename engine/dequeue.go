@@ -161,7 +161,8 @@ func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, from *list, now Time) {
 	}
 	f.dropping = false
 	b.unlinkFirst(from)
-	switch f.set {
+	was, n := f.set, b.decaying
+	switch was {
 	case setBulk:
 		b.bulk--
 		s.leaveBulk(b, f)
@@ -175,12 +176,19 @@ func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, from *list, now Time) {
 	}
 	if f.pDrop == 0 && f.count == 0 && now >= f.dropNext {
 		f.set = setNone
+		if was == setDecaying {
+			b.sleep.visited(n, Never)
+		}
 		return
 	}
 	f.set = setDecaying
 	b.decaying++
 	b.decay.push(b.flows, q)
-	b.sleep.note(b, f)
+	if was == setDecaying {
+		b.sleep.visited(n, b.due(f))
+	} else {
+		b.sleep.entered(b.due(f))
+	}
 }
 
 // mark sets CE on packet k, which can bear it.

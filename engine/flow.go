@@ -168,8 +168,15 @@ func (s *Scheduler) grant(b *tin, f *flow) uint32 {
 		// The rounds are floor(-deficit / (flowQuantum/load)) + 1.
 		n += uint32(uint64(uint32(-f.deficit)*load) * uint64(b.flowsPerByte) >> 32)
 		n = min(n, maxGrants)
+		if load > 1 {
+			// The load may change before the flow's turn comes: look ahead
+			// less where one flow more or less makes a difference.
+			n = min(n, 1+load/2)
+		}
 	}
-	f.deficit += int32((n*share + s.rand16()) >> 16)
+	// n roundings spread wider than one: by the square root of n.
+	w := uint32(bits.Len32(n)) / 2
+	f.deficit += int32((n*share + s.rand16()<<(w&3) - (1<<(w&3)-1)<<15) >> 16)
 	return n
 }
 

@@ -159,7 +159,6 @@ func New(now Time, c Config, o Options) (*Scheduler, error) {
 		b := &s.tins[i]
 		b.index = uint32(i)
 		b.fresh, b.decay = list{noFlow, noFlow}, list{noFlow, noFlow}
-		b.sleep.min = Never
 	}
 	s.lens.restart()
 	s.auto.peak = uint64(c.Rate) / 8
@@ -361,5 +360,5 @@ func (s *Scheduler) clearTin(b *tin) {
 	s.busyTins &^= 1 << b.index
 	b.sparse, b.bulk, b.decaying, b.unresponsive, b.deficit = 0, 0, 0, 0, 0
 	b.fresh, b.decay, b.round = list{noFlow, noFlow}, list{noFlow, noFlow}, rotation{}
-	b.sleep = decaySleep{min: Never}
+	b.sleep = decaySleep{}
 }
