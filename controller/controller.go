@@ -25,7 +25,6 @@ import (
 	"github.com/cakefleet/cakefleet/controller/identity"
 	"github.com/cakefleet/cakefleet/controller/store"
 	"github.com/cakefleet/cakefleet/controller/telemetry"
-	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
 
 // stopTime is how long calls may go on after the end was asked for.
@@ -82,12 +81,12 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen for agents: %w", err)
 	}
-	defer agents.Close() // again by the server that it is given to
+	defer func() { _ = agents.Close() }() // the server that it is given to has done so already
 	operators, err := net.Listen("tcp", c.config.ListenOperators)
 	if err != nil {
 		return fmt.Errorf("listen for operators: %w", err)
 	}
-	defer operators.Close() // again by the server that it is given to
+	defer func() { _ = operators.Close() }() // likewise
 
 	st, err := c.open(ctx)
 	if err != nil {
@@ -170,23 +169,22 @@ func (c *Controller) servers(st *store.Store, authority *identity.Authority) (*s
 		operators: grpc.NewServer(append(operatorsOptions(operatorsTLS), api.OperatorsDoor(c.logger.Named("operators"))...)...),
 		sessions:  sessions,
 	}
-	pb.RegisterSessionServiceServer(s.agents, sessions)
-	pb.RegisterEnrollmentServiceServer(s.agents, api.NewEnrollmentService(st, authority, c.logger.Named("enrollment")))
-	pb.RegisterPlanServiceServer(s.operators, api.NewPlanService(st))
-	pb.RegisterSubscriberServiceServer(s.operators, api.NewSubscriberService(st))
-	pb.RegisterRouterServiceServer(s.operators, api.NewRouterService(st, hub))
-	pb.RegisterTelemetryServiceServer(s.operators, api.NewTelemetryService(st, hub, table))
-	pb.RegisterTokenServiceServer(s.operators, api.NewTokenService(st, authority.Pin()))
+	api.RegisterAgents(s.agents, sessions, api.NewEnrollmentService(st, authority, c.logger.Named("enrollment")))
+	api.RegisterOperators(s.operators, api.NewPlanService(st), api.NewSubscriberService(st),
+		api.NewRouterService(st, hub), api.NewTelemetryService(st, hub, table), api.NewTokenService(st, authority.Pin()))
 	return s, nil
 }
 
 // agentsOptions are for 100 000 connections with one calm stream each: no read
-// buffer, windows that don't grow, and small messages.
+// buffer, windows that don't grow, and small messages. All write buffers are in
+// use at once when a plan is changed that everybody has; a push fits in this
+// size, and the usual one would hold 64 kB each until the second collection.
 func agentsOptions(t *tls.Config) []grpc.ServerOption {
 	const window = 64 << 10 // the least that HTTP/2 allows gRPC to set
 	return []grpc.ServerOption{
 		grpc.Creds(credentials.NewTLS(t)),
 		grpc.ReadBufferSize(0),
+		grpc.WriteBufferSize(2 << 10),
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
 		grpc.MaxConcurrentStreams(4),

@@ -27,7 +27,7 @@ import (
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
-	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1" //nolint:depguard // the test plays an agent and an operator
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -175,11 +175,11 @@ func applied(d *pb.Desired) *pb.Status {
 	}
 }
 
-// waitSync waits until operators see a router in a state.
-func waitSync(t *testing.T, ops *grpc.ClientConn, id string, want pb.SyncState) *pb.Router {
+// waitSync waits until operators see home-1 in a state.
+func waitSync(t *testing.T, ops *grpc.ClientConn, want pb.SyncState) *pb.Router {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		resp, err := pb.NewRouterServiceClient(ops).GetRouter(t.Context(), &pb.GetRouterRequest{Id: id})
+		resp, err := pb.NewRouterServiceClient(ops).GetRouter(t.Context(), &pb.GetRouterRequest{Id: "home-1"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,17 +188,17 @@ func waitSync(t *testing.T, ops *grpc.ClientConn, id string, want pb.SyncState) 
 			return resp.GetRouter()
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%s is %v, want %v", id, got, want)
+			t.Fatalf("home-1 is %v, want %v", got, want)
 		}
 	}
 }
 
-func setPlan(t *testing.T, ops *grpc.ClientConn, name string, rate engine.BitsPerSecond) *pb.Plan {
+func setGold(t *testing.T, ops *grpc.ClientConn, rate engine.BitsPerSecond) *pb.Plan {
 	t.Helper()
 	l := plan.Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}
 	l.Down.Rate, l.Up.Rate = rate, rate/10
 	resp, err := pb.NewPlanServiceClient(ops).UpdatePlan(t.Context(), &pb.UpdatePlanRequest{
-		Plan: &pb.Plan{Name: name, Link: wire.FromLink(&l)}, AllowMissing: true,
+		Plan: &pb.Plan{Name: "gold", Link: wire.FromLink(&l)}, AllowMissing: true,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -216,7 +216,7 @@ func TestFirstLight(t *testing.T) {
 		t.Errorf("first start: %+v", r.ready)
 	}
 	ops := r.operator()
-	setPlan(t, ops, "gold", 20e6)
+	setGold(t, ops, 20e6)
 	if _, err := pb.NewSubscriberServiceClient(ops).CreateSubscriber(t.Context(), &pb.CreateSubscriberRequest{Subscriber: &pb.Subscriber{Id: "4711", Plan: "gold"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -236,14 +236,14 @@ func TestFirstLight(t *testing.T) {
 		t.Fatalf("desired %v", d)
 	}
 	answer(t, stream, applied(d))
-	waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	waitSync(t, ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 
 	// Each change of the plan is one revision of etcd, pushed by itself.
-	first := setPlan(t, ops, "gold", 30e6)
+	first := setGold(t, ops, 30e6)
 	d = desired()
 	answer(t, stream, applied(d))
-	waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
-	second := setPlan(t, ops, "gold", 40e6)
+	waitSync(t, ops, pb.SyncState_SYNC_STATE_IN_SYNC)
+	second := setGold(t, ops, 40e6)
 	if second.GetRevision() != first.GetRevision()+1 {
 		t.Errorf("a change takes etcd from revision %d to %d", first.GetRevision(), second.GetRevision())
 	}
@@ -253,18 +253,18 @@ func TestFirstLight(t *testing.T) {
 	}
 	running := d
 	answer(t, stream, applied(d))
-	waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	waitSync(t, ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 
-	setPlan(t, ops, "gold", 10e9)
+	setGold(t, ops, 10e9)
 	d = desired()
 	refusal := applied(running)
 	refusal.Nonce, refusal.Outcome, refusal.Error = d.GetNonce(), pb.Outcome_OUTCOME_REJECTED, "down.rate: too much"
 	answer(t, stream, refusal)
-	if got := waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_REJECTED); got.GetReported().GetError() != "down.rate: too much" {
+	if got := waitSync(t, ops, pb.SyncState_SYNC_STATE_REJECTED); got.GetReported().GetError() != "down.rate: too much" {
 		t.Errorf("shown reason: %v", got.GetReported())
 	}
-	setPlan(t, ops, "gold", 40e6)
-	waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	setGold(t, ops, 40e6)
+	waitSync(t, ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 
 	// The controller goes, with a live session, and comes back.
 	if err := r.stop(); err != nil {
@@ -278,14 +278,14 @@ func TestFirstLight(t *testing.T) {
 		t.Error("credentials were written again")
 	}
 	ops = r.operator()
-	waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_OFFLINE)
+	waitSync(t, ops, pb.SyncState_SYNC_STATE_OFFLINE)
 	got, err := pb.NewPlanServiceClient(ops).GetPlan(t.Context(), &pb.GetPlanRequest{Name: "gold"})
 	if err != nil || got.GetPlan().GetLink().GetDown().GetRateBps() != 40e6 || got.GetPlan().GetRouters() != 1 {
 		t.Errorf("plan after the restart: %v, %v", got, err)
 	}
 	// What it runs is what it should: nothing is sent until that changes.
 	_, desired = r.session(cert, &pb.Hello{RouterId: "home-1", BootId: "b", AppliedRevision: running.GetRevision(), AppliedHash: running.GetHash(), EffectiveHash: running.GetHash()})
-	waitSync(t, ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	waitSync(t, ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 	// The token that was not used is good, the other is not.
 	_, other := r.session(r.enroll(secrets[1]), &pb.Hello{RouterId: "home-2", BootId: "b"})
 	if d := other(); d.GetHash() != running.GetHash() {
@@ -295,7 +295,7 @@ func TestFirstLight(t *testing.T) {
 	if status.Code(err) != codes.InvalidArgument && status.Code(err) != codes.Unauthenticated {
 		t.Errorf("used token: %v", err)
 	}
-	setPlan(t, ops, "gold", 50e6)
+	setGold(t, ops, 50e6)
 	for _, next := range []func() *pb.Desired{desired, other} {
 		if d := next(); d.GetLink().GetDown().GetRateBps() != 50e6 {
 			t.Errorf("pushed %v", d)
@@ -308,7 +308,7 @@ func TestRunSaysWhatIsWrong(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
+	defer func() { _ = taken.Close() }()
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -367,7 +367,7 @@ func TestGivenAuthority(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	// A router that has only the pin finds the authority in the chain.
 	chain := conn.ConnectionState().PeerCertificates
 	if sha256.Sum256(chain[len(chain)-1].RawSubjectPublicKeyInfo) != authority.Pin() {

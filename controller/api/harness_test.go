@@ -306,11 +306,12 @@ func (f *fixture) router(conn *grpc.ClientConn, id string) *pb.Router {
 	return resp.GetRouter()
 }
 
-func (f *fixture) waitSync(conn *grpc.ClientConn, id string, want pb.SyncState) *pb.Router {
+// waitSync waits until operators see home-1 in a state.
+func (f *fixture) waitSync(conn *grpc.ClientConn, want pb.SyncState) *pb.Router {
 	f.t.Helper()
 	var r *pb.Router
-	eventually(f.t, id+" is "+want.String(), func() bool {
-		r = f.router(conn, id)
+	eventually(f.t, "home-1 is "+want.String(), func() bool {
+		r = f.router(conn, "home-1")
 		return r.GetSession().GetSync() == want
 	})
 	return r

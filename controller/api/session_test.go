@@ -33,9 +33,9 @@ func TestSessionConverges(t *testing.T) {
 	if d.GetHash() != gold.Hash() || d.GetNonce() != 1 {
 		t.Errorf("hash %q, nonce %d", d.GetHash(), d.GetNonce())
 	}
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_PENDING)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_PENDING)
 	a.apply(d)
-	r := f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	r := f.waitSync(ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 	if r.GetPlan() != "gold" || r.GetSubscriber() != "sub-home-1" || r.GetReported().GetAppliedRevision() != d.GetRevision() {
 		t.Errorf("router: %v", r)
 	}
@@ -54,7 +54,7 @@ func TestSessionConverges(t *testing.T) {
 		t.Errorf("pushed %v", d)
 	}
 	a.apply(d)
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 
 	// Its subscriber goes: nothing is shaped any more.
 	if _, err := f.store.PutRouter(t.Context(), plan.Router{ID: "home-1"}, store.Any); err != nil {
@@ -65,7 +65,7 @@ func TestSessionConverges(t *testing.T) {
 		t.Errorf("pushed %v, want nothing to shape", d)
 	}
 	a.apply(d)
-	r = f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_NONE)
+	r = f.waitSync(ops, pb.SyncState_SYNC_STATE_NONE)
 	if r.GetDesired().GetReason() == "" {
 		t.Error("no reason is given")
 	}
@@ -76,7 +76,7 @@ func TestSessionConverges(t *testing.T) {
 	if code := a.ends(); code != codes.OK {
 		t.Errorf("ended with %v", code)
 	}
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_OFFLINE)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_OFFLINE)
 }
 
 func TestSessionEqualIsNotSent(t *testing.T) {
@@ -106,7 +106,7 @@ func TestSessionRefusalIsShownAndHeldBack(t *testing.T) {
 		EffectiveHash: slow.Hash(), Effective: wire.FromLink(&slow), Error: "down.rate: 10Gbit is more than the port carries\x07",
 		Conditions: []*pb.Condition{{Type: "Degraded", Status: true, Reason: "Rate", Message: "m"}},
 	})
-	r := f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_REJECTED)
+	r := f.waitSync(ops, pb.SyncState_SYNC_STATE_REJECTED)
 	rep := r.GetReported()
 	if !strings.HasPrefix(rep.GetError(), "down.rate: 10Gbit is more") || strings.Contains(rep.GetError(), "\x07") {
 		t.Errorf("error is %q", rep.GetError())
@@ -117,7 +117,7 @@ func TestSessionRefusalIsShownAndHeldBack(t *testing.T) {
 
 	// On a new stream it is not sent; the next one that is different is.
 	a = f.connect("home-1", hello())
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_REJECTED)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_REJECTED)
 	f.setPlan("gold", 1e9)
 	if d := a.desired(); d.GetLink().GetDown().GetRateBps() != 1e9 {
 		t.Errorf("sent %v", d)
@@ -137,7 +137,7 @@ func TestSessionNewerWins(t *testing.T) {
 		t.Errorf("old session ended with %v", code)
 	}
 	young.apply(d)
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 }
 
 // TestSessionStalledAgent: one agent never reads, the others are told at once.
@@ -227,9 +227,9 @@ func TestSessionIgnoresWhatItDoesNotUnderstand(t *testing.T) {
 	a.status(&pb.Status{Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_APPLIED, Error: strings.Repeat("e", 10_000)})
 	a.report(&pb.Report{Sequence: 1, BootId: "boot-1", Down: &pb.DirectionStats{Shaping: &pb.Shaping{Tins: 99}}})
 	a.report(&pb.Report{Sequence: 1, BootId: "another boot"})
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_PENDING)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_PENDING)
 	a.apply(d)
-	f.waitSync(ops, "home-1", pb.SyncState_SYNC_STATE_IN_SYNC)
+	f.waitSync(ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 	if n := strings.Count(f.log.String(), "ignored a message of an agent"); n != 1 {
 		t.Errorf("told %d times, want 1", n)
 	}

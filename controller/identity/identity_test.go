@@ -294,8 +294,7 @@ func FuzzParseToken(f *testing.F) {
 func handshake(t *testing.T, server, client *tls.Config) (identity.Peer, error) {
 	t.Helper()
 	s, c := net.Pipe()
-	defer s.Close()
-	defer c.Close()
+	defer func() { _ = errors.Join(s.Close(), c.Close()) }()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	done := make(chan error, 1)
@@ -305,8 +304,7 @@ func handshake(t *testing.T, server, client *tls.Config) (identity.Peer, error) 
 		if err == nil {
 			_, err = conn.Read(make([]byte, 1)) // a refused certificate shows here
 		}
-		c.Close()
-		done <- err
+		done <- errors.Join(err, c.Close())
 	}()
 	conn := tls.Server(s, server)
 	err := conn.HandshakeContext(ctx)
@@ -316,8 +314,7 @@ func handshake(t *testing.T, server, client *tls.Config) (identity.Peer, error) 
 		_, werr := conn.Write([]byte{1})
 		err = errors.Join(err, werr)
 	}
-	s.Close()
-	return peer, errors.Join(err, <-done)
+	return peer, errors.Join(err, s.Close(), <-done)
 }
 
 func TestDoors(t *testing.T) {

@@ -98,8 +98,8 @@ func fill(r *rand.Rand, v reflect.Value) {
 }
 
 func fillStruct(r *rand.Rand, v reflect.Value) {
-	for i := range v.NumField() {
-		fill(r, v.Field(i))
+	for _, field := range v.Fields() {
+		fill(r, field)
 	}
 }
 
