@@ -177,11 +177,11 @@ func (s *show) measureFIFO(ctx context.Context) (err error) {
 func (s *show) shape(ctx context.Context) (err error) {
 	say("2. The homes get the plan, and the routers shape. The FIFO is gone; the line itself could carry far more.")
 	csv := filepath.Join(stateDir, "homes.csv")
-	lines := "subscriber,plan\n"
+	lines := []byte("subscriber,plan\n")
 	for _, h := range s.homes {
-		lines += h.Name + "," + planName + "\n"
+		lines = fmt.Appendf(lines, "%s,%s\n", h.Name, planName)
 	}
-	if err := os.WriteFile(csv, []byte(lines), 0o600); err != nil {
+	if err := os.WriteFile(csv, lines, 0o600); err != nil {
 		return err
 	}
 	if _, err := s.ctl(ctx, true, "subscriber", "import", csv); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,14 +16,13 @@ func (s *show) ctl(ctx context.Context, loud bool, args ...string) (string, erro
 	if !loud {
 		return s.fleet.Ctl(ctx, nil, args...)
 	}
-	line := "   $ cakefleetctl"
-	for _, a := range args {
+	quoted := slices.Clone(args)
+	for i, a := range quoted {
 		if strings.Contains(a, " ") {
-			a = "'" + a + "'"
+			quoted[i] = "'" + a + "'"
 		}
-		line += " " + a
 	}
-	say("%s", line)
+	say("   $ cakefleetctl %s", strings.Join(quoted, " "))
 	out, err := s.fleet.Ctl(ctx, indented{}, args...)
 	fmt.Fprint(indented{}, out)
 	return out, err

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"time"
 
 	"github.com/cakefleet/cakefleet/internal/testnet"
@@ -90,8 +91,8 @@ func (l *Load) Ping(home, host int, interval time.Duration) ([]string, error) {
 // Stop ends all traffic.
 func (l *Load) Stop() error {
 	var errs []error
-	for i := len(l.procs) - 1; i >= 0; i-- { // the server last, so that no flow breaks
-		errs = append(errs, l.procs[i].Stop())
+	for _, p := range slices.Backward(l.procs) { // the server last, so that no flow breaks
+		errs = append(errs, p.Stop())
 	}
 	l.procs = nil
 	return errors.Join(errs...)
