@@ -35,6 +35,7 @@ func BenchmarkGenerator(b *testing.B) {
 			for b.Loop() {
 				g.At()
 				g.Next(&p)
+				g.Place(&p)
 			}
 		})
 	}

@@ -88,6 +88,7 @@ func (d *Driver) Run(n int) engine.Time {
 func (d *Driver) enqueue(now engine.Time) {
 	frame := d.traffic.Next(&d.packet)
 	d.scheduler.Dissect(frame[EthernetHeader:], &d.packet)
+	d.traffic.Place(&d.packet)
 	d.scheduler.Enqueue(now, &d.packet)
 	if drops := d.scheduler.Drops(); len(drops) > 0 {
 		d.tell(now, drops)

@@ -10,7 +10,7 @@ import (
 
 // Start is when the first packet of a Workload arrives. A Scheduler that is to
 // be compared with the figures of sch_cake is made at time 0.
-const Start engine.Time = 1_000_000_000
+const Start engine.Time = 1_000_000_000 // ns
 
 // The DSCPs that the workloads use.
 const (
@@ -31,7 +31,11 @@ type Workload struct {
 	Standing int
 	// Lockstep traffic is dequeued once at every arrival and at no other time.
 	Lockstep bool
-	streams  []streamSpec
+	// OwnPlacement leaves the flows in the queues for which their packets'
+	// dissection has hashed them. Otherwise, once dissected, they go where they
+	// went in the recorded runs of sch_cake, so that the same flows collide.
+	OwnPlacement bool
+	streams      []streamSpec
 }
 
 // streamSpec sends its k-th packet at Start + offset + k*interval for flow k mod
@@ -170,6 +174,8 @@ func ipv6(net, host int) netip.Addr {
 type Generator struct {
 	streams []stream
 	next    int // the stream whose packet is next: smallest time, then first listed
+	own     bool
+	place   Placement // of the packet made last
 	handle  uint32
 	frame   [128]byte
 }
@@ -184,13 +190,14 @@ type stream struct {
 }
 
 type template struct {
-	n   int
-	hdr [96]byte
+	n     int
+	place Placement
+	hdr   [96]byte
 }
 
 // Generator returns a new generator at the workload's beginning.
 func (w Workload) Generator() *Generator {
-	g := &Generator{streams: make([]stream, len(w.streams))}
+	g := &Generator{streams: make([]stream, len(w.streams)), own: w.OwnPlacement}
 	for i, spec := range w.streams {
 		s := stream{
 			at: Start + spec.offset, interval: spec.interval,
@@ -199,7 +206,7 @@ func (w Workload) Generator() *Generator {
 		}
 		for j, f := range spec.flows {
 			b := f.AppendFrame(s.flows[j].hdr[:0], int(spec.size))
-			s.flows[j].n = len(b)
+			s.flows[j].n, s.flows[j].place = len(b), kernelPlacement(b)
 		}
 		g.streams[i] = s
 	}
@@ -238,10 +245,19 @@ func (g *Generator) Next(p *engine.Packet) []byte {
 	}
 	s.at += s.interval
 	g.choose()
+	g.place = t.place
 	p.Handle = g.handle
 	p.Len, p.Truesize, p.NetOff = s.size, s.truesize, EthernetHeader
 	g.handle++
 	return frame
+}
+
+// Place is for the packet that Next made last, once it has been dissected; see
+// Workload.OwnPlacement.
+func (g *Generator) Place(p *engine.Packet) {
+	if !g.own {
+		g.place.apply(p)
+	}
 }
 
 func (g *Generator) choose() {

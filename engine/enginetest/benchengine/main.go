@@ -57,7 +57,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.IntVar(&o.packets, "n", 100_000, "offered `packets` per workload when counting instructions")
+	flag.IntVar(&o.packets, "n", 200_000, "offered `packets` per workload when counting instructions")
 	flag.IntVar(&o.nativePackets, "native-n", 1_000_000, "offered `packets` per workload when timing")
 	names := flag.String("w", "", "comma-separated `workloads`; all when empty")
 	flag.IntVar(&o.top, "top", 0, "also print the `N` functions of each workload with the most instructions")

@@ -72,6 +72,7 @@ func prepare(w enginetest.Workload, n int, empty bool) (run func(), err error) {
 			for range n {
 				g.At()
 				g.Next(&p)
+				g.Place(&p)
 			}
 		}, nil
 	}
