@@ -1,6 +1,9 @@
 package engine
 
-import "time"
+import (
+	"math/bits"
+	"time"
+)
 
 // Dequeue takes the next packet that may leave at now; false when nothing may.
 // What COBALT drops on the way is in Drops.
@@ -17,7 +20,12 @@ round:
 			s.overlimits++
 			break
 		}
-		b := s.pickTin(now)
+		var b *tin
+		if s.inTurn {
+			b = s.pickTinInTurn(now)
+		} else {
+			b = s.pickTinByClock(now)
+		}
 		if b == nil {
 			break
 		}
@@ -26,6 +34,9 @@ round:
 			q := s.pickFlow(b, now, visit)
 			visit = false
 			if q == noFlow {
+				if b.sparse+b.bulk != 0 && !s.cfg.Ingress {
+					continue pick // nothing has been charged: the same tin
+				}
 				continue round
 			}
 			f := &b.flows[q&(FlowsPerTin-1)]
@@ -68,7 +79,9 @@ round:
 				}
 
 				b.observe(sojourn)
-				s.charge(b, k.adj, now, false)
+				if s.shaped {
+					s.charge(b, k.adj, now, false)
+				}
 				f.deficit -= int32(k.adj)
 				b.deficit -= int32(k.adj)
 				if s.heapLeft != 0 {
@@ -96,71 +109,88 @@ round:
 	return d, false
 }
 
-// pickFlow chooses the flow of b to serve by DRR++: one that has a packet and
-// a deficit above 0. noFlow means that the round has to start again, because a
-// flow was empty. With visit the decaying flows come first.
+// pickFlow chooses the flow of b, which has some that are sparse or bulk, to
+// serve by DRR++: one that has a packet and a deficit above 0. noFlow means that
+// the round has to start again, because a flow was empty. With visit the
+// decaying flows come first.
 func (s *Scheduler) pickFlow(b *tin, now Time, visit bool) uint32 {
 	flows := b.flows
+	l := &b.fresh
+	if visit && b.decay.head != noFlow && (now >= b.sleep.until || s.stepwise) {
+		l = &b.decay
+	}
 	for {
-		var q uint32
-		var from *list
-		switch {
-		case visit && b.decay.head != noFlow && (now >= b.sleep.until || s.stepwise):
-			from = &b.decay
-			q = uint32(from.head)
-		case b.fresh.head != noFlow:
-			from = &b.fresh
-			q = uint32(from.head)
-		case b.round.busy != 0:
+		q := uint32(l.head)
+		turn := q == noFlow // nothing in l: the bulk flows take turns
+		if turn {
 			q = b.round.first()
-		case b.decay.head != noFlow:
-			from = &b.decay
-			q = uint32(from.head)
-		default:
-			return noFlow
 		}
-		visit = false
 		f := &flows[q&(FlowsPerTin-1)]
 		if f.deficit > 0 {
 			if f.head != 0 {
 				return q
 			}
-			s.restFlow(b, f, q, from, now)
+			if turn {
+				b.round.pop(flows)
+			} else {
+				l.pop(flows)
+			}
+			s.restFlow(b, f, q, now)
 			return noFlow
 		}
-		if f.set == setSparse {
-			if f.head != 0 {
+
+		if turn {
+			b.round.pop(flows)
+		} else {
+			l.pop(flows)
+			l = &b.fresh
+			if f.head == 0 {
+				f.set = setWait
+			} else {
 				f.set = setBulk
 				b.sparse--
 				b.bulk++
 				s.enterBulk(b, f)
-			} else {
-				f.set = setWait
 			}
 		}
-		n := s.grant(b, f)
-		b.unlinkFirst(from)
+
+		// As many quanta as pay the deficit, floor(-deficit*load/flowQuantum)+1,
+		// but no more than the flow may look ahead.
+		load := uint32(1)
+		if s.fairSrc {
+			load = max(load, uint32(b.hosts[f.srcHost%FlowsPerTin].srcBulk))
+		}
+		if s.fairDst {
+			load = max(load, uint32(b.hosts[f.dstHost%FlowsPerTin].dstBulk))
+		}
+		sh := &shares[load%uint32(len(shares))]
+		bytes, n := b.flowQuantum*uint32(sh.div), uint32(1)
+		if !s.stepwise {
+			n = min(uint32(mul(uint32(-f.deficit)*load, b.flowsPerByte)>>32)+1, uint32(sh.ahead))
+		}
+		if n == 1 {
+			bytes += s.rand16()
+		} else {
+			// n roundings spread wider than one: by the square root of n, 2 or 4.
+			w := uint32(1)
+			if n >= 8 {
+				w = 2
+			}
+			bytes = n*bytes + s.rand16()<<w - (1<<w-1)<<15
+		}
+		f.deficit += int32(bytes >> 16)
+
 		b.round.push(flows, q, n)
 	}
 }
 
-// unlinkFirst takes the first flow off a list, nil for the rotation.
-func (b *tin) unlinkFirst(from *list) {
-	if from == nil {
-		b.round.pop(b.flows)
-	} else {
-		from.pop(b.flows)
-	}
-}
-
-// restFlow takes an empty flow, the first of its list, out of the rotation: to
-// the decaying ones as long as its AQM state has not come to rest.
-func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, from *list, now Time) {
+// restFlow puts an empty flow, which has been taken off its list, among the
+// decaying ones as long as its AQM state has not come to rest.
+func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, now Time) {
 	if f.pDrop != 0 || f.count != 0 {
 		s.queueEmpty(b, f, now)
 	}
 	f.dropping = false
-	b.unlinkFirst(from)
 	was, n := f.set, b.decaying
 	switch was {
 	case setBulk:
@@ -205,25 +235,32 @@ func (s *Scheduler) mark(b *tin, k *queued) {
 // observe takes a delivered packet's sojourn time, in ns, into the averages
 // and the histogram.
 func (b *tin) observe(sojourn uint64) {
-	b.sojourn[histogramBucket(time.Duration(sojourn))]++
-	if (sojourn|b.avgDelay|b.peakDelay|b.baseDelay)>>32 == 0 {
-		// The same in 32 bits, which hold 4.3 s.
-		x := uint32(sojourn)
-		avg, peak, base := uint32(b.avgDelay), uint32(b.peakDelay), uint32(b.baseDelay)
-		b.avgDelay = uint64(avg - avg>>8 + x>>8)
-		if x > peak {
-			b.peakDelay = uint64(peak - peak>>2 + x>>2)
-		} else {
-			b.peakDelay = uint64(peak - peak>>8 + x>>8)
-		}
-		if x < base {
-			b.baseDelay = uint64(base - base>>2 + x>>2)
-		} else {
-			b.baseDelay = uint64(base - base>>8 + x>>8)
-		}
+	if (sojourn|b.avgDelay|b.peakDelay|b.baseDelay)>>32 != 0 {
+		b.sojourn.Observe(time.Duration(sojourn))
+		b.avgDelay = ewma(b.avgDelay, sojourn, 8)
+		b.peakDelay = ewma2(b.peakDelay, sojourn, sojourn > b.peakDelay)
+		b.baseDelay = ewma2(b.baseDelay, sojourn, sojourn < b.baseDelay)
 		return
 	}
-	b.avgDelay = ewma(b.avgDelay, sojourn, 8)
-	b.peakDelay = ewma2(b.peakDelay, sojourn, sojourn > b.peakDelay)
-	b.baseDelay = ewma2(b.baseDelay, sojourn, sojourn < b.baseDelay)
+	// The same in 32 bits, which hold 4.3 s.
+	x := uint32(sojourn)
+	i := x >> histogramShift
+	if i >= 4 {
+		octave := uint32(bits.Len32(i)) - 1
+		i = (octave-1)*4 + i>>((octave-2)&31)&3
+	}
+	b.sojourn[min(i, HistogramBuckets-1)]++
+	avg, peak, base := uint32(b.avgDelay), uint32(b.peakDelay), uint32(b.baseDelay)
+	slow := x >> 8
+	b.avgDelay = uint64(avg - avg>>8 + slow)
+	if x > peak {
+		b.peakDelay = uint64(peak - peak>>2 + x>>2)
+	} else {
+		b.peakDelay = uint64(peak - peak>>8 + slow)
+	}
+	if x < base {
+		b.baseDelay = uint64(base - base>>2 + x>>2)
+	} else {
+		b.baseDelay = uint64(base - base>>8 + slow)
+	}
 }

@@ -109,7 +109,7 @@ func (s *Scheduler) classify(p *Packet) (tin uint32, tos uint8, washed bool) {
 		dscp = 0x38
 	}
 	n := s.numTins
-	if n == 1 && s.cfg.Tins == BestEffort {
+	if s.cfg.Tins == BestEffort {
 		return 0, tos, washed
 	}
 	if s.markMask != 0 {

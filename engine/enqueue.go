@@ -4,7 +4,10 @@ package engine
 // makes it redundant, is in Drops; that may be p itself.
 func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 	s.drops = s.drops[:0]
-	t, tos, washed := s.classify(p)
+	t, tos, washed := uint32(0), p.TOS, false
+	if s.classes {
+		t, tos, washed = s.classify(p)
+	}
 	b := &s.tins[t&7]
 	q := s.findFlow(b, p) & (FlowsPerTin - 1)
 	f := &b.flows[q]
@@ -22,7 +25,9 @@ func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 			}
 		}
 	}
-	b.maxLen = max(b.maxLen, p.Len)
+	if p.Len > b.maxLen {
+		b.maxLen = p.Len
+	}
 
 	var flags uint8
 	if p.HasTOS {

@@ -89,8 +89,9 @@ const maxGrants = 31
 // counted instead: a flow that needs n quanta gets them at once and is put
 // down for n rounds later. Rounds in which nobody is due are skipped.
 //
-// busy has bit i set where slot i is not empty, slot cur is the round that is
-// being served. With one quantum at a time this is exactly one FIFO.
+// cur is the slot of the round that is being served; busy has bit n set where
+// the n-th slot from there is not empty. With one quantum at a time this is
+// exactly one FIFO.
 type rotation struct {
 	busy uint32
 	cur  uint32
@@ -99,9 +100,10 @@ type rotation struct {
 
 // first returns the next flow in turn. The rotation must not be empty.
 func (r *rotation) first() uint32 {
-	if r.busy>>(r.cur&31)&1 == 0 {
-		r.cur += uint32(bits.TrailingZeros32(bits.RotateLeft32(r.busy, -int(r.cur&31))))
-		r.cur &= 31
+	if r.busy&1 == 0 {
+		n := uint32(bits.TrailingZeros32(r.busy))
+		r.busy >>= n & 31
+		r.cur += n
 	}
 	return uint32(r.slot[r.cur&31].head)
 }
@@ -110,7 +112,7 @@ func (r *rotation) first() uint32 {
 func (r *rotation) pop(flows *[FlowsPerTin]flow) {
 	l := &r.slot[r.cur&31]
 	if l.head == l.tail {
-		r.busy &^= 1 << (r.cur & 31)
+		r.busy &^= 1
 		return
 	}
 	l.head = flows[l.head&(FlowsPerTin-1)].next
@@ -118,10 +120,9 @@ func (r *rotation) pop(flows *[FlowsPerTin]flow) {
 
 // push puts flow i down for the n-th round from now.
 func (r *rotation) push(flows *[FlowsPerTin]flow, i, n uint32) {
-	k := (r.cur + n) & 31
-	l := &r.slot[k]
-	if r.busy>>k&1 == 0 {
-		r.busy |= 1 << k
+	l := &r.slot[(r.cur+n)&31]
+	if r.busy>>(n&31)&1 == 0 {
+		r.busy |= 1 << (n & 31)
 		l.head = uint16(i)
 	} else {
 		flows[l.tail&(FlowsPerTin-1)].next = uint16(i)
@@ -129,12 +130,19 @@ func (r *rotation) push(flows *[FlowsPerTin]flow, i, n uint32) {
 	l.tail = uint16(i)
 }
 
-// quantumDiv[n] is the share of a flow whose host has n bulk flows, 1 = 65535.
-var quantumDiv = func() (t [FlowsPerTin + 1]uint16) {
-	t[0] = 65535
-	for n := range uint16(FlowsPerTin) {
-		t[n+1] = 65535 / (n + 1)
+// share is what the load of a host means for one of its flows: div/65536 of a
+// quantum for each grant, and at most ahead grants at once. The load may change
+// before a flow's turn comes, so that it looks ahead less where one flow more or
+// less makes a difference.
+type share struct{ div, ahead uint16 }
+
+// shares is indexed by load, 1 to FlowsPerTin; the rest pads it to a power of 2.
+var shares = func() (t [2 * FlowsPerTin]share) {
+	t[0] = share{65535, maxGrants}
+	for n := 1; n <= FlowsPerTin; n++ {
+		t[n] = share{uint16(65535 / n), uint16(min(1+n/2, maxGrants))}
 	}
+	t[1].ahead = maxGrants // its own master
 	return t
 }()
 
@@ -153,31 +161,7 @@ func (s *Scheduler) load(b *tin, f *flow) uint32 {
 // quantum is one grant for f. The random fraction keeps the average right
 // where the quotient is not whole; it can be 0.
 func (s *Scheduler) quantum(b *tin, f *flow) int32 {
-	n := s.load(b, f)
-	return int32(uint16((b.flowQuantum*uint32(quantumDiv[n]) + s.rand16()) >> 16))
-}
-
-// grant pays f's deficit, as far as maxGrants quanta do, and returns the
-// number of rounds it has to wait for that. (load and quantum, in one place:
-// this runs several times a packet.)
-func (s *Scheduler) grant(b *tin, f *flow) uint32 {
-	load := s.load(b, f)
-	share := b.flowQuantum * uint32(quantumDiv[load])
-	n := uint32(1)
-	if !s.stepwise {
-		// The rounds are floor(-deficit / (flowQuantum/load)) + 1.
-		n += uint32(uint64(uint32(-f.deficit)*load) * uint64(b.flowsPerByte) >> 32)
-		n = min(n, maxGrants)
-		if load > 1 {
-			// The load may change before the flow's turn comes: look ahead
-			// less where one flow more or less makes a difference.
-			n = min(n, 1+load/2)
-		}
-	}
-	// n roundings spread wider than one: by the square root of n.
-	w := uint32(bits.Len32(n)) / 2
-	f.deficit += int32((n*share + s.rand16()<<(w&3) - (1<<(w&3)-1)<<15) >> 16)
-	return n
+	return int32((b.flowQuantum*uint32(shares[s.load(b, f)%(2*FlowsPerTin)].div) + s.rand16()) >> 16)
 }
 
 // rand returns the next 32 random bits; rand16 the upper 16 of them. A linear

@@ -64,8 +64,10 @@ type Scheduler struct {
 	fairSrc   bool
 	fairDst   bool
 	wash      bool
+	classes   bool // packets have to be classified: there are tins, or washing
 	timing    bool // arrivals are measured
 	inTurn    bool // tins are served by round robin
+	shaped    bool // there is a rate
 	order     [MaxTins]uint8
 	dscpTin   *[64]uint8
 
@@ -248,6 +250,7 @@ func (s *Scheduler) apply(c Config) {
 	s.fairSrc = c.Flows == DualSrcHost || c.Flows == TripleIsolate
 	s.fairDst = c.Flows == DualDstHost || c.Flows == TripleIsolate
 	s.wash = c.Wash
+	s.classes = c.Tins != BestEffort || c.Wash
 	s.timing = c.Autorate || s.stepwise
 	s.markMask = c.Fwmark
 	s.markShift = 0
@@ -299,7 +302,8 @@ func (s *Scheduler) reconfigure() {
 		s.tins[i].mtuTime = s.tins[0].mtuTime
 	}
 	s.rate = s.tins[0].rate
-	s.inTurn = s.rate.ns == 0 || s.cfg.Tins == Cake3
+	s.shaped = s.rate.ns != 0
+	s.inTurn = !s.shaped || s.cfg.Tins == Cake3
 	s.memLimit = memoryLimit(&s.cfg, s.bytesPerSec, s.compat)
 }
 

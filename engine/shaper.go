@@ -55,7 +55,7 @@ func (r *rate) compute(n uint32) uint64 {
 // within its threshold. failsafe runs at 2/3 of the rate and counts deliveries
 // only, so that charged drops cannot stop delivery.
 func (s *Scheduler) charge(b *tin, n uint32, now Time, drop bool) {
-	if s.rate.ns == 0 {
+	if !s.shaped {
 		return
 	}
 	d := Time(s.rate.duration(n))

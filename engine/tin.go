@@ -103,18 +103,15 @@ func (s *Scheduler) configureTins(r uint64) {
 	}
 }
 
-// pickTin chooses the tin to serve, nil when no flow has a packet to send.
-func (s *Scheduler) pickTin(now Time) *tin {
-	if s.inTurn {
-		return s.pickTinInTurn(now)
-	}
+// pickTinByClock chooses the tin to serve, nil when no flow has a packet to
+// send: the highest tin whose clock has been reached, else the one whose clock is
+// earliest.
+func (s *Scheduler) pickTinByClock(now Time) *tin {
 	busy := s.busyTins & (1<<s.numTins - 1)
 	if busy == 0 {
 		s.curTin = 0
 		return nil
 	}
-	// Shaped: the highest tin whose clock has been reached, else the one
-	// whose clock is earliest.
 	i := uint32(bits.Len32(busy)) - 1
 	best := &s.tins[i&7]
 	for busy &^= 1 << i; busy != 0 && best.timeNext > now; busy &^= 1 << i {
