@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -69,15 +68,9 @@ func (a *Agent) enroll(ctx context.Context) (*identity.Identity, error) {
 		return nil, err
 	}
 	if err := id.Save(a.cfg.StateDir); err != nil {
-		// It works until the next start, and there is no other way to have it.
-		return id, a.unsaved(id, err)
+		// The token is used, so that going on until the next start is the
+		// better of two evils.
+		a.cfg.Logger.Error("the new identity is not saved and will be lost at the next start", "router", id.RouterID, "error", err)
 	}
 	return id, nil
-}
-
-// unsaved tells of an identity that will be lost. The token is used, so that
-// going on without having saved it is the better of two evils.
-func (a *Agent) unsaved(id *identity.Identity, err error) error {
-	a.cfg.Logger.Error("the new identity could not be saved and will be lost at the next start", "router", id.RouterID, "error", fmt.Errorf("%s: %w", a.cfg.StateDir, err))
-	return nil
 }

@@ -167,6 +167,7 @@ func (r *runner) due(ctx context.Context, now time.Time) {
 	case stepRevert:
 		r.log.Warn("rolling back: the controller was not reached", "revision", r.life.trial.Revision, "to", t.desired.Revision)
 		r.try(ctx, attempt{target: t, why: forRevert})
+	case stepNone:
 	case stepExpire:
 		r.log.Info("the state has ended", "revision", r.life.running.desired.Revision)
 		r.try(ctx, attempt{target: t, why: forExpiry})

@@ -119,11 +119,13 @@ func TestAuthorityNextToForeignLeafIsRefused(t *testing.T) {
 			}
 			n, _ := conn.Read(make([]byte, 1))
 			got <- n
-			conn.Close()
+			_ = conn.Close()
 		}
 	}()
 	_, err = enroll(t, l.Addr().String(), t.TempDir(), ours.Token("secret"), identity.NewClock(time.Time{}))
-	l.Close()
+	if errClose := l.Close(); errClose != nil {
+		t.Error(errClose)
+	}
 	<-done
 	if err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("got %v", err)
@@ -199,10 +201,10 @@ func handshake(client *tls.Config, server tls.Certificate) error {
 		s := tls.Server(b, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{server}, SessionTicketsDisabled: true})
 		_ = s.Handshake()
 		_, _ = s.Read(make([]byte, 1))
-		b.Close()
+		_ = b.Close()
 	}()
 	err := tls.Client(a, client).Handshake()
-	a.Close()
+	_ = a.Close()
 	<-done
 	return err
 }

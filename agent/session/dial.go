@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -38,6 +39,15 @@ func dial(address string, c *tls.Config, handshake func(error)) (*grpc.ClientCon
 	return conn, nil
 }
 
+// closed closes conn and returns err, with what went wrong in closing if
+// anything did.
+func closed(conn *grpc.ClientConn, err error) error {
+	if errClose := conn.Close(); errClose != nil {
+		return errors.Join(err, errClose)
+	}
+	return err
+}
+
 // observed tells of handshakes that end in an error, which gRPC passes on as
 // text only.
 type observed struct {
@@ -60,19 +70,19 @@ func (o observed) Clone() credentials.TransportCredentials {
 }
 
 // Enroll trades a token for an identity. It asks once.
-func Enroll(ctx context.Context, address string, e *identity.Enrollment) (*identity.Identity, error) {
+func Enroll(ctx context.Context, address string, e *identity.Enrollment) (id *identity.Identity, err error) {
 	conn, err := dial(address, e.TLS(), func(error) {})
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()
+	defer func() { err = closed(conn, err) }()
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	r, err := pb.NewEnrollmentServiceClient(conn).Enroll(ctx, &pb.EnrollRequest{Token: e.Token.Text, Csr: e.Request})
 	if err != nil {
 		return nil, fmt.Errorf("enrol at %s: %w", address, plain(err))
 	}
-	id, err := e.Finish(r.GetCertificate(), r.GetCaCertificate())
+	id, err = e.Finish(r.GetCertificate(), r.GetCaCertificate())
 	if err != nil {
 		return nil, fmt.Errorf("enrol at %s: %w", address, err)
 	}
@@ -90,9 +100,8 @@ func retryAfter(err error) time.Duration {
 		if d.GetTypeUrl() != "type.googleapis.com/google.rpc.RetryInfo" {
 			continue
 		}
-		delay, _ := bytesField(d.GetValue(), 1)
-		seconds, _ := varintField(delay, 1)
-		nanos, _ := varintField(delay, 2)
+		delay := bytesField(d.GetValue(), 1)
+		seconds, nanos := varintField(delay, 1), varintField(delay, 2)
 		// A controller that asks for more than this is not believed.
 		const most = time.Hour
 		if seconds > uint64(most/time.Second) || nanos > uint64(time.Second) {
@@ -103,42 +112,39 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
-func bytesField(b []byte, want protowire.Number) ([]byte, bool) {
-	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return nil, false
-		}
-		b = b[n:]
-		if num == want && typ == protowire.BytesType {
-			v, n := protowire.ConsumeBytes(b)
-			return v, n >= 0
-		}
-		if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
-			return nil, false
-		}
-		b = b[n:]
-	}
-	return nil, false
+// bytesField returns the first field of a number and of bytes in b; nil if
+// there is none.
+func bytesField(b []byte, want protowire.Number) []byte {
+	v, _ := protowire.ConsumeBytes(field(b, want, protowire.BytesType))
+	return v
 }
 
-func varintField(b []byte, want protowire.Number) (uint64, bool) {
+// varintField is the same for integers; 0 if there is none.
+func varintField(b []byte, want protowire.Number) uint64 {
+	v, n := protowire.ConsumeVarint(field(b, want, protowire.VarintType))
+	if n < 0 {
+		return 0
+	}
+	return v
+}
+
+// field returns b from the value of the first field of a number and type on.
+func field(b []byte, want protowire.Number, kind protowire.Type) []byte {
 	for len(b) > 0 {
-		num, typ, n := protowire.ConsumeTag(b)
+		number, typ, n := protowire.ConsumeTag(b)
 		if n < 0 {
-			return 0, false
+			return nil
 		}
 		b = b[n:]
-		if num == want && typ == protowire.VarintType {
-			v, n := protowire.ConsumeVarint(b)
-			return v, n >= 0
+		if number == want && typ == kind {
+			return b
 		}
-		if n = protowire.ConsumeFieldValue(num, typ, b); n < 0 {
-			return 0, false
+		if n = protowire.ConsumeFieldValue(number, typ, b); n < 0 {
+			return nil
 		}
 		b = b[n:]
 	}
-	return 0, false
+	return nil
 }
 
 // plain returns err without gRPC's "rpc error: code = ... desc =".

@@ -127,7 +127,7 @@ func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close()
+	defer func() { err = closed(conn, err) }()
 
 	// A controller that accepts and then says nothing is as good as none.
 	silent := time.AfterFunc(helloTimeout, func() {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"errors"
 	"flag"
 	"fmt"
@@ -68,16 +67,16 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 
 // readConfig sets the flags that the file names and the command line does not.
 func readConfig(f *flag.FlagSet, path string) error {
-	file, err := os.Open(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}
-	defer file.Close()
 	given := map[string]bool{"config": true}
 	f.Visit(func(fl *flag.Flag) { given[fl.Name] = true })
-	lines := bufio.NewScanner(file)
-	for n := 1; lines.Scan(); n++ {
-		line, _, _ := strings.Cut(lines.Text(), "#")
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		line, _, _ = strings.Cut(line, "#")
 		if line = strings.TrimSpace(line); line == "" {
 			continue
 		}
@@ -99,9 +98,6 @@ func readConfig(f *flag.FlagSet, path string) error {
 		if err := fl.Value.Set(value); err != nil {
 			return fmt.Errorf("%s line %d: %s: %w", path, n, name, err)
 		}
-	}
-	if err := lines.Err(); err != nil {
-		return fmt.Errorf("configuration: %w", err)
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/cakefleet/cakefleet/internal/ctl"
+	"github.com/cakefleet/cakefleet/cmd/cakefleetctl/ctl"
 )
 
 // Set by the linker: -X main.version=1.2.3.

@@ -8,6 +8,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -47,7 +48,7 @@ func main() {
 	}
 }
 
-func run(out, version string, archs []string) error {
+func run(out, version string, archs []string) (err error) {
 	for _, arch := range archs {
 		if _, ok := architectures[arch]; !ok {
 			return fmt.Errorf("architecture %q: not one that the agent is built for", arch)
@@ -60,7 +61,7 @@ func run(out, version string, archs []string) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(temp)
+	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	goroot, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
 		return fmt.Errorf("go env GOROOT: %w", err)

@@ -67,12 +67,15 @@ func (t *table) write(cells []string) {
 }
 
 // end prints the table, or what there is instead of an empty one.
-func (t *table) end(a *app, empty string) {
+func (t *table) end(a *app, empty string) error {
 	if t.rows == 0 {
 		a.note("%s", empty)
-		return
+		return nil
 	}
-	t.w.Flush()
+	if err := t.w.Flush(); err != nil {
+		return failure{err}
+	}
+	return nil
 }
 
 // ago returns a time as people say it.

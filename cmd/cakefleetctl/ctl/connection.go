@@ -180,6 +180,7 @@ func (a *app) explain(err error) error {
 		text = fmt.Sprintf("controller %s does not know this: its version is older than cakefleetctl %s, or the address is its door for agents (%s)", a.controller, a.cfg.Version, text)
 	case codes.Aborted:
 		text += ": somebody else changed it in the meantime, look and try again"
+	default: // what the controller says is what there is to say
 	}
 	return failure{&answer{s.Code(), text}}
 }

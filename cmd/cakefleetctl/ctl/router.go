@@ -131,8 +131,7 @@ func (a *app) routerList() *cobra.Command {
 				}
 				t.row(r.GetId(), r.GetSubscriber(), r.GetPlan(), stateOf(r), down, up, session, a.ago(r.GetSession().GetLastSeen()), r.GetSession().GetModel())
 			}
-			t.end(a, "no routers: make a join token with cakefleetctl token create --router ID")
-			return nil
+			return t.end(a, "no routers: make a join token with cakefleetctl token create --router ID")
 		},
 	}
 	c.Flags().StringVar(&plan, "plan", "", "only those whose subscriber has this `plan`")
@@ -178,13 +177,12 @@ func (a *app) routerShow() *cobra.Command {
 			if a.output == "json" {
 				return a.printJSON(resp.GetRouter())
 			}
-			a.showRouter(resp.GetRouter(), a.lastChange(c.Context(), resp.GetRouter()))
-			return nil
+			return a.showRouter(resp.GetRouter(), a.lastChange(c.Context(), resp.GetRouter()))
 		},
 	}
 }
 
-func (a *app) showRouter(r *pb.Router, lastChange string) {
+func (a *app) showRouter(r *pb.Router, lastChange string) error {
 	s, rep, des := r.GetSession(), r.GetReported(), r.GetDesired()
 	t := a.table("router", r.GetId())
 	subscriber := "nobody"
@@ -211,7 +209,9 @@ func (a *app) showRouter(r *pb.Router, lastChange string) {
 		}
 		t.row("condition", fmt.Sprintf("%s is %t: %s", c.GetType(), c.GetStatus(), c.GetMessage()))
 	}
-	t.end(a, "")
+	if err := t.end(a, ""); err != nil {
+		return err
+	}
 	fmt.Fprintln(a.cfg.Stdout)
 
 	t = a.table(" ", "DESIRED", "APPLIED", "EFFECTIVE")
@@ -252,7 +252,7 @@ func (a *app) showRouter(r *pb.Router, lastChange string) {
 		}
 		t.row(append([]string{d.name + " options"}, opts...)...)
 	}
-	t.end(a, "")
+	return t.end(a, "")
 }
 
 func (a *app) sessionLine(s *pb.SessionState) string {

@@ -53,8 +53,7 @@ func Run(ctx context.Context, cfg Config) int {
 	if err = errors.Join(err, a.close()); err == nil {
 		return ExitOK
 	}
-	var failed failure
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[failure](err); ok {
 		if failed.err != nil {
 			fmt.Fprintln(cfg.Stderr, "cakefleetctl:", failed.err)
 		}

@@ -143,8 +143,7 @@ func (a *app) subscriberGet() *cobra.Command {
 			t.row("labels", labelText(s.GetLabels()))
 			t.row("routers", strings.Join(s.GetRouters(), ", "))
 			t.row("revision", fmt.Sprintf("%d, %s", s.GetRevision(), a.ago(s.GetUpdateTime())))
-			t.end(a, "")
-			return nil
+			return t.end(a, "")
 		},
 	}
 }
@@ -178,8 +177,7 @@ func (a *app) subscriberList() *cobra.Command {
 			for _, s := range all {
 				t.row(s.GetId(), s.GetPlan(), strings.Join(s.GetRouters(), ","), labelText(s.GetLabels()), a.ago(s.GetUpdateTime()))
 			}
-			t.end(a, "no subscribers: make one with cakefleetctl subscriber set ID --plan NAME, or import a CSV file")
-			return nil
+			return t.end(a, "no subscribers: make one with cakefleetctl subscriber set ID --plan NAME, or import a CSV file")
 		},
 	}
 	c.Flags().StringVar(&name, "plan", "", "only those of this `plan`")
@@ -242,7 +240,7 @@ func (a *app) importSubscribers(ctx context.Context, stdin io.Reader, path strin
 		if err != nil {
 			return failure{fmt.Errorf("import: %w", err)}
 		}
-		defer f.Close()
+		defer func() { _ = f.Close() }() // it was only read
 		in = f
 	}
 	conn, err := a.connect()

@@ -91,6 +91,7 @@ func (a *app) conclude(ctx context.Context, t target, began time.Time, pending [
 			refused++
 		case pb.SyncState_SYNC_STATE_CLAMPED:
 			clamped++
+		default:
 		}
 	}
 	a.note("%d/%d routers applied it within %v; the others:", int(t.routers)-len(open)+clamped, t.routers, took)

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
@@ -184,7 +185,7 @@ func (f *fleet) ImportSubscribers(stream pb.SubscriberService_ImportSubscribersS
 	f.csv, f.imported = nil, nil
 	for {
 		m, err := stream.Recv()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return stream.SendAndClose(f.importing)
 		}
 		if err != nil {

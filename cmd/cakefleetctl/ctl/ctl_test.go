@@ -17,7 +17,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cakefleet/cakefleet/internal/ctl"
+	"github.com/cakefleet/cakefleet/cmd/cakefleetctl/ctl"
 	"github.com/cakefleet/cakefleet/internal/wire"
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
@@ -221,7 +221,9 @@ func TestControllerThatIsNotThere(t *testing.T) {
 		t.Fatal(err)
 	}
 	address := l.Addr().String()
-	l.Close()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
 	got := run(t, nil, "plan", "list", "--controller", address, "--credentials", newAuthority(t).credentials(t))
 	if got.code != 1 || !strings.Contains(got.stderr, "controller "+address+" can't be reached") || !strings.Contains(got.stderr, "--controller HOST:PORT") || !strings.Contains(got.stderr, "connection refused") {
 		t.Errorf("%+v", got)

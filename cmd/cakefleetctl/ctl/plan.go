@@ -202,8 +202,7 @@ func (a *app) planGet() *cobra.Command {
 			t.row("up", rateOf(p.Link.Up)+"  "+options(p.Link.Up))
 			t.row("reaches", count(m.GetSubscribers(), "subscriber")+", "+count(m.GetRouters(), "router"))
 			t.row("revision", strconv.FormatInt(m.GetRevision(), 10)+", "+a.ago(m.GetUpdateTime()))
-			t.end(a, "")
-			return nil
+			return t.end(a, "")
 		},
 	}
 }
@@ -233,8 +232,7 @@ func (a *app) planList() *cobra.Command {
 				}
 				t.row(p.Name, rateOf(p.Link.Down), rateOf(p.Link.Up), down, u32(m.GetSubscribers()), u32(m.GetRouters()), a.ago(m.GetUpdateTime()))
 			}
-			t.end(a, "no plans yet: make one with cakefleetctl plan set NAME --down RATE --up RATE")
-			return nil
+			return t.end(a, "no plans yet: make one with cakefleetctl plan set NAME --down RATE --up RATE")
 		},
 	}
 }

@@ -132,8 +132,7 @@ func (a *app) statsByPlan(ctx context.Context) error {
 			lead = []string{" ", " ", " ", " "}
 		}
 	}
-	t.end(a, "no plans yet")
-	return nil
+	return t.end(a, "no plans yet")
 }
 
 // percent returns a count with its part of all.

@@ -78,8 +78,7 @@ func (a *app) tokenList() *cobra.Command {
 			for _, m := range all {
 				t.row(m.GetId(), m.GetRouterId(), m.GetSubscriber(), a.ago(m.GetExpireTime()))
 			}
-			t.end(a, "no tokens")
-			return nil
+			return t.end(a, "no tokens")
 		},
 	}
 }
