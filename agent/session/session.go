@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -151,12 +152,18 @@ func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) 
 	s.cfg.Reached(began)
 
 	interval := make(chan time.Duration, 1) // the newest report interval; replaced when unread
-	received := make(chan error, 1)         // the receiver's one result
-	done := make(chan struct{})
-	go func() { defer close(done); received <- s.receive(stream, first, interval) }()
+	received := make(chan struct{})         // closed when ended is set
+	var ended error
+	go func() { defer close(received); ended = s.receive(stream, first, interval) }()
 	err = s.send(ctx, conn, stream, interval, received)
+	if err == nil || errors.Is(err, io.EOF) {
+		// The stream ended, and only its receiver learns why. Nobody else may
+		// ask: a stream has one receiver.
+		<-received
+		err = cause(ctx, ended)
+	}
 	cancel(err)
-	<-done
+	<-received
 	return time.Since(began), err
 }
 
@@ -176,10 +183,13 @@ func (s *Session) hello(stream pb.SessionService_ConnectClient) error {
 		Clock:           timestamppb.Now(),
 		Dataplane:       h.Dataplane,
 	}}})
-	if err != nil {
-		return sendError(stream, err)
+	if err == nil {
+		err = s.sendStatus(stream, outbox.News(st), 0)
 	}
-	return s.sendStatus(stream, outbox.News(st), 0)
+	if errors.Is(err, io.EOF) { // the stream ended; there is no other receiver yet
+		_, err = stream.Recv()
+	}
+	return err
 }
 
 // receive hands on what comes until the stream ends. It is the only receiver.
@@ -218,9 +228,10 @@ func (s *Session) push(m *pb.Desired) Push {
 	return p
 }
 
-// send sends what is due until the stream ends. It is the only sender; when
-// the controller is slow it waits here, and the outbox keeps only the newest.
-func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, interval <-chan time.Duration, received <-chan error) error {
+// send sends what is due until the stream ends, which is io.EOF or nil. It is
+// the only sender; when the controller is slow it waits here, and the outbox
+// keeps only the newest.
+func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, interval <-chan time.Duration, received <-chan struct{}) error {
 	every := defaultReportInterval
 	due := time.NewTimer(jittered(s.cfg.Jitter, every))
 	defer due.Stop()
@@ -228,8 +239,8 @@ func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.Ses
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case err := <-received:
-			return cause(ctx, err)
+		case <-received:
+			return nil
 		case every = <-interval:
 			due.Reset(jittered(s.cfg.Jitter, every)) // spread over the fleet
 		case <-due.C:
@@ -253,7 +264,7 @@ func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb
 	if w.Report {
 		report := wire.FromReport(s.cfg.Report())
 		if err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Report{Report: report}}); err != nil {
-			return sendError(stream, err)
+			return err
 		}
 	}
 	if w.Probe {
@@ -263,8 +274,7 @@ func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb
 }
 
 func (s *Session) sendStatus(stream pb.SessionService_ConnectClient, st *plan.Status, nonce uint64) error {
-	err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Status{Status: wire.FromStatus(*st, nonce)}})
-	return sendError(stream, err)
+	return stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Status{Status: wire.FromStatus(*st, nonce)}})
 }
 
 // probe shows that the controller can be reached now: it calls a method that
@@ -282,17 +292,6 @@ func (s *Session) probe(ctx context.Context, conn *grpc.ClientConn) error {
 	default:
 		return fmt.Errorf("probe controller: %w", err)
 	}
-}
-
-// sendError returns what ended the stream: Send itself only says io.EOF.
-func sendError(stream pb.SessionService_ConnectClient, err error) error {
-	if err == nil {
-		return nil
-	}
-	if errEnd := stream.RecvMsg(nil); errEnd != nil {
-		return errEnd
-	}
-	return err
 }
 
 // cause returns why we ended the stream ourselves, if we did.

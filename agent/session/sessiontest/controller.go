@@ -300,10 +300,17 @@ func (s *Session) receive(stream pb.SessionService_ConnectServer, stall chan str
 		}
 		switch arm := m.GetMessage().(type) {
 		case *pb.ConnectRequest_Status:
-			s.Statuses <- arm.Status
+			give(s.ctx, s.Statuses, arm.Status)
 		case *pb.ConnectRequest_Report:
-			s.Reports <- arm.Report
+			give(s.ctx, s.Reports, arm.Report)
 		}
+	}
+}
+
+func give[T any](ctx context.Context, to chan<- T, v T) {
+	select {
+	case to <- v:
+	case <-ctx.Done():
 	}
 }
 
