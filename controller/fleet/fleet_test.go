@@ -129,6 +129,40 @@ func TestAppliedIsNotRunning(t *testing.T) {
 	now = now.Add(time.Hour)
 	s.Status(now, 0, other)
 	want(t, s, now, a, 3)
+	s.Status(now, 3, other)
+	wantWait(t, s, now, a, 20*time.Second)
+}
+
+// TestTakenBack: a router that applied a state and could not keep it says so
+// with a second answer.
+func TestTakenBack(t *testing.T) {
+	h, now, a, b := fleet.NewHub(), start(), desired(5, 1e6), desired(6, 2e6)
+	s := h.Open("r", runs(a), "peer", now)
+	want(t, s, now, b, 1)
+	s.Status(now, 1, applied(b))
+	wantSync(t, h, b, fleet.InSync)
+	back := applied(a)
+	back.Outcome, back.Error = plan.OutcomeRejected, "the controller could not be reached after the change"
+	s.Status(now, 1, back)
+	wantSync(t, h, b, fleet.Rejected)
+	wantWait(t, s, now.Add(time.Hour), b, 0)
+}
+
+// TestNobodyAnswers: changes for a router that doesn't answer are sent ever
+// more rarely, so that what it has not read stays little.
+func TestNobodyAnswers(t *testing.T) {
+	h, now := fleet.NewHub(), start()
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	pushes := 0
+	for i := range 36000 { // 10 changes a second for an hour
+		if _, ok, _ := s.Next(now, desired(plan.Revision(1+i), engine.BitsPerSecond(1e6+i))); ok {
+			pushes++
+		}
+		now = now.Add(100 * time.Millisecond)
+	}
+	if pushes > 3600/10+10 {
+		t.Errorf("%d pushes in an hour", pushes)
+	}
 }
 
 // TestFleet059: what was refused is not sent again until it changes.
@@ -163,11 +197,16 @@ func TestFleet059(t *testing.T) {
 	want(t, s, now, again, 1)
 	s.Status(now, 1, refusal)
 	wantWait(t, s, now, again, 0)
+	again = desired(9, 9e9)
+	wantWait(t, s, now, again, 100*time.Millisecond)
+	now = now.Add(100 * time.Millisecond)
+	want(t, s, now, again, 2)
+	s.Status(now, 2, refusal)
 
-	good := desired(9, 2e6)
+	good := desired(10, 2e6)
 	now = now.Add(time.Second)
-	want(t, s, now, good, 2)
-	s.Status(now, 2, applied(good))
+	want(t, s, now, good, 3)
+	s.Status(now, 3, applied(good))
 	wantSync(t, h, good, fleet.InSync)
 	if r := h.Snapshot("r", good).Reported; r.Error != "" || r.Rejected != 0 {
 		t.Errorf("refusal still shown: %+v", r)
@@ -244,9 +283,14 @@ func TestStaleAnswer(t *testing.T) {
 	c := desired(7, 3e6)
 	now = now.Add(time.Second)
 	want(t, s, now, c, 4)
-	s.Status(now, 4, applied(a))
+	wrong := applied(a)
+	wrong.Outcome = plan.OutcomeClamped
+	s.Status(now, 4, wrong)
 	wantSync(t, h, c, fleet.Pending)
 	wantWait(t, s, now, c, 10*time.Second)
+	if r := h.Snapshot("r", c).Reported; r.Outcome != plan.OutcomeApplied {
+		t.Errorf("outcome is %v", r.Outcome)
+	}
 }
 
 func TestClampedIsKept(t *testing.T) {

@@ -137,7 +137,7 @@ func (m *machine) heldBack(d plan.Desired) bool {
 // status takes in what the router says about the push named nonce, or as news
 // if nonce is 0 or old. Messages of a stream come in order, so that what it
 // runs is true in any case, but only the answer to the newest push counts as
-// one.
+// one. There may be a second one: a router that took a state back later.
 func (m *machine) status(now time.Time, nonce uint64, s plan.Status) {
 	m.reported.Applied = s.Applied
 	m.reported.AppliedHash = s.AppliedHash
@@ -145,7 +145,7 @@ func (m *machine) status(now time.Time, nonce uint64, s plan.Status) {
 	m.reported.Effective = s.Effective
 	m.reported.Conditions = s.Conditions
 	m.reported.Received = now
-	if nonce == 0 || nonce != m.sent.nonce || m.answered {
+	if nonce == 0 || nonce != m.sent.nonce {
 		return
 	}
 	switch s.Outcome {
@@ -158,7 +158,6 @@ func (m *machine) status(now time.Time, nonce uint64, s plan.Status) {
 			return // it contradicts itself; the question stays open
 		}
 		m.answered = true
-		m.refused = version{}
 		m.reported.Rejected = 0
 		m.clamped = clamped{hash: m.sent.hash, effectiveHash: s.EffectiveHash, is: s.Outcome == plan.OutcomeClamped}
 	default:
