@@ -154,11 +154,11 @@ func TestNobodyAnswers(t *testing.T) {
 	h, now := fleet.NewHub(), start()
 	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
 	pushes := 0
-	for i := range 36000 { // 10 changes a second for an hour
+	for i := range 3600 { // a change each second for an hour
 		if _, ok, _ := s.Next(now, desired(plan.Revision(1+i), engine.BitsPerSecond(1e6+i))); ok {
 			pushes++
 		}
-		now = now.Add(100 * time.Millisecond)
+		now = now.Add(time.Second)
 	}
 	if pushes > 3600/10+10 {
 		t.Errorf("%d pushes in an hour", pushes)
