@@ -9,13 +9,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strconv"
 	"syscall"
-	"time"
 
 	"github.com/hashicorp/go-hclog"
-
-	"github.com/cakefleet/cakefleet/agent"
 )
 
 // Set by the linker: -X main.version=1.2.3 -X main.built=<Unix seconds>.
@@ -53,39 +49,22 @@ func run(args []string) int {
 	})
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := serve(ctx, o, log); err != nil {
-		log.Error("agent stopped", "error", err)
-		return exitFailed
+	hangup := make(chan os.Signal, 1) // one that is not read yet stands for all
+	signal.Notify(hangup, syscall.SIGHUP)
+	defer signal.Stop(hangup)
+	for {
+		running, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- serve(running, o, log) }()
+		err := follow(done, hangup, func() bool { return reload(&o, args, log) }, cancel)
+		cancel()
+		switch {
+		case err != nil:
+			log.Error("agent stopped", "error", err)
+			return exitFailed
+		case ctx.Err() != nil:
+			log.Info("agent stopped, the link is unshaped")
+			return exitOK
+		}
 	}
-	log.Info("agent stopped, the link is unshaped")
-	return exitOK
-}
-
-// serve runs an agent until ctx ends.
-func serve(ctx context.Context, o options, log hclog.Logger) error {
-	plane, name, err := openDataplane(o, log)
-	if err != nil {
-		return err
-	}
-	seconds, err := strconv.ParseInt(built, 10, 64)
-	if err != nil {
-		return errors.Join(fmt.Errorf("build time %q: %w", built, err), plane.Close())
-	}
-	a, err := agent.New(agent.Config{
-		Controller:    o.controller,
-		StateDir:      o.stateDir,
-		Token:         o.joinToken,
-		Version:       version,
-		Model:         o.model(),
-		Built:         time.Unix(seconds, 0),
-		MaxRate:       o.maxRate,
-		Dataplane:     plane,
-		DataplaneName: name,
-		Logger:        log,
-	})
-	if err != nil {
-		return errors.Join(err, plane.Close())
-	}
-	log.Info("agent starts", "version", version, "interface", o.iface, "controller", o.controller, "dataplane", name)
-	return a.Run(ctx)
 }

@@ -126,6 +126,24 @@ func (o *options) validate() error {
 	return nil
 }
 
+// reload reads the options again and returns whether they are others. Ones
+// that make no sense change nothing.
+func reload(o *options, args []string, log hclog.Logger) bool {
+	again, err := parseOptions(args, io.Discard)
+	switch {
+	case err != nil:
+		log.Error("configuration is not taken over", "error", err)
+		return false
+	case again == *o:
+		log.Info("configuration has not changed")
+		return false
+	}
+	log.Info("configuration has changed: starting anew")
+	log.SetLevel(hclog.LevelFromString(again.logLevel))
+	*o = again
+	return true
+}
+
 // joinToken returns the join token, read anew so that a file may come later.
 func (o options) joinToken() (string, error) {
 	if o.tokenFile == "" {

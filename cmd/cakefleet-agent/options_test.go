@@ -1,11 +1,14 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/hashicorp/go-hclog"
 )
 
 func TestOptions(t *testing.T) {
@@ -60,5 +63,42 @@ func TestTokenFileMayComeLater(t *testing.T) {
 	}
 	if got, err := o.joinToken(); err != nil || got != "cf1.a" {
 		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// A hangup with a changed file starts anew, with a broken one changes nothing.
+func TestReload(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	args := []string{"--config", path, "--interface", "wan"}
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("controller a\n")
+	o, err := parseOptions(args, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := hclog.NewNullLogger()
+	if reload(&o, args, log) {
+		t.Error("the same file is taken for a change")
+	}
+	write("controler b\n")
+	if reload(&o, args, log) || o.controller != "a:8443" {
+		t.Errorf("a broken file was taken over: %+v", o)
+	}
+	write("controller b\n")
+	if !reload(&o, args, log) || o.controller != "b:8443" {
+		t.Errorf("a changed file was not taken over: %+v", o)
+	}
+
+	done, hangup := make(chan error, 1), make(chan os.Signal, 2)
+	hangup <- os.Interrupt // ignored: nothing has changed
+	hangup <- os.Interrupt
+	asked := 0
+	err = follow(done, hangup, func() bool { asked++; return asked == 2 }, func() { done <- io.EOF })
+	if !errors.Is(err, io.EOF) || asked != 2 {
+		t.Errorf("ended with %v after %d hangups", err, asked)
 	}
 }

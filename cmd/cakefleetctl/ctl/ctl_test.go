@@ -243,7 +243,7 @@ func TestImport(t *testing.T) {
 	address, creds := f.serve(t)
 	env := map[string]string{"CAKEFLEET_CONTROLLER": address, "CAKEFLEET_CREDENTIALS": creds}
 	file := filepath.Join(t.TempDir(), "s.csv")
-	csv := "subscriber,plan\n" + strings.Repeat("10001,gold\n", 20000) // several chunks
+	csv := "id,plan\n" + strings.Repeat("10001,gold\n", 20000) // several chunks
 	if err := os.WriteFile(file, []byte(csv), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -218,10 +218,10 @@ func (a *app) subscriberImport() *cobra.Command {
 		Use:   "import FILE.csv [--dry-run] [--remove-missing]",
 		Short: "Make the subscribers like a CSV file, or tell what would change",
 		Long: `Make the subscribers like a CSV file: the header names the columns, of which
-subscriber and plan are needed and every other one is a label. A bad line leaves
+id and plan are needed and every other one is a label. A bad line leaves
 everything as it was and every bad line is listed. - is standard input.
 
-  subscriber,plan,site
+  id,plan,site
   10001,gold,north`,
 		Args: exactly("FILE.csv"),
 		RunE: func(c *cobra.Command, args []string) error {

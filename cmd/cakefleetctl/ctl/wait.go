@@ -79,7 +79,7 @@ func (a *app) conclude(ctx context.Context, t target, began time.Time, pending [
 		}
 		open = append(open, routers...)
 	}
-	took := time.Since(began).Round(100 * time.Millisecond)
+	took := time.Since(began).Round(10 * time.Millisecond)
 	if len(open) == 0 {
 		a.note("%d/%d routers applied it within %v", t.routers, t.routers, took)
 		return nil
