@@ -35,7 +35,7 @@ const (
 
 var (
 	oldRates = rates{20e6, 5e6}
-	newRates = rates{50e6, 12e6}
+	newRates = rates{40e6, 10e6}
 )
 
 // show is one run of the demo.
@@ -64,7 +64,7 @@ func demo(ctx context.Context, o options) (err error) {
 		err = errors.Join(err, s.close(o.keep && shown))
 	}()
 	for _, step := range []func(context.Context) error{
-		s.buildNetwork, s.enrol, s.startTraffic, s.measureFIFO, s.shape, s.changePlan, s.lookAround, s.tell,
+		s.buildNetwork, s.prepare, s.startTraffic, s.measureFIFO, s.shape, s.changePlan, s.lookAround, s.tell,
 	} {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -111,17 +111,30 @@ func (s *show) buildNetwork(context.Context) (err error) {
 	return err
 }
 
-// enrol starts the controller, makes the plan, and lets three agents join.
-func (s *show) enrol(ctx context.Context) error {
+// prepare starts the controller and makes the plan, the subscribers and the
+// join tokens.
+func (s *show) prepare(ctx context.Context) error {
 	if err := s.fleet.StartController(); err != nil {
 		return err
 	}
 	if err := s.await(ctx, s.fleet.AwaitController); err != nil {
 		return err
 	}
-	say("The controller is up. The operator makes a plan, and a one-use join token for each router:")
+	say("The controller is up. The operator makes a plan, brings the subscribers from billing, and makes a one-use join")
+	say("token for each router:")
 	if _, err := s.ctl(ctx, true, "plan", "set", planName, "--down", bitText(oldRates.down), "--up", bitText(oldRates.up),
 		"--options", "diffserv4 nat", "--up-options", "ack-filter"); err != nil {
+		return err
+	}
+	csv := filepath.Join(stateDir, "homes.csv")
+	lines := []byte("id,plan\n")
+	for _, h := range s.homes {
+		lines = fmt.Appendf(lines, "%s,%s\n", h.Name, planName)
+	}
+	if err := os.WriteFile(csv, lines, 0o600); err != nil {
+		return err
+	}
+	if _, err := s.ctl(ctx, true, "subscriber", "import", csv); err != nil {
 		return err
 	}
 	for i, h := range s.homes {
@@ -129,15 +142,8 @@ func (s *show) enrol(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := s.fleet.StartAgent(i, strings.TrimSpace(token)); err != nil {
-			return err
-		}
+		h.token = strings.TrimSpace(token)
 	}
-	if err := s.awaitRouters(ctx, func(r homes.RouterState) bool { return r.Connected }); err != nil {
-		return err
-	}
-	say("Three agents have made their keys, joined over their own WAN, and are connected with mTLS.")
-	say("Nobody has a plan yet, so nothing is shaped.")
 	say("")
 	return nil
 }
@@ -173,24 +179,20 @@ func (s *show) measureFIFO(ctx context.Context) (err error) {
 	return err
 }
 
-// shape gives every home the plan and takes the bottlenecks away.
+// shape lets three agents join and takes the bottlenecks away.
 func (s *show) shape(ctx context.Context) (err error) {
-	say("2. The homes get the plan, and the routers shape. The FIFO is gone; the line itself could carry far more.")
-	csv := filepath.Join(stateDir, "homes.csv")
-	lines := []byte("subscriber,plan\n")
-	for _, h := range s.homes {
-		lines = fmt.Appendf(lines, "%s,%s\n", h.Name, planName)
-	}
-	if err := os.WriteFile(csv, lines, 0o600); err != nil {
-		return err
-	}
-	if _, err := s.ctl(ctx, true, "subscriber", "import", csv); err != nil {
-		return err
-	}
+	say("2. An agent starts on each router: it makes its key, joins over its own WAN with the token, gets what the plan")
+	say("   says, and shapes. The FIFO is gone; the line itself could carry far more.")
 	s.shapedAt = time.Now()
+	for i, h := range s.homes {
+		if err := s.fleet.StartAgent(i, h.token); err != nil {
+			return err
+		}
+	}
 	if err := s.awaitRouters(ctx, func(r homes.RouterState) bool { return r.Sync }); err != nil {
 		return err
 	}
+	say("   All three shape %v after their start, most of it round trips through the full FIFO.", time.Since(s.shapedAt).Round(10*time.Millisecond))
 	for _, h := range s.homes {
 		if err := h.Open(); err != nil {
 			return err
@@ -235,19 +237,25 @@ func (s *show) measure(ctx context.Context, name string, r rates, settle time.Du
 	if err := sleep(ctx, settle); err != nil {
 		return nil, err
 	}
-	p := &phase{name: name, rates: r, from: time.Now()}
+	m, err := homes.NewMeter(s.net.Homes...)
+	if err != nil {
+		return nil, err
+	}
 	if err := sleep(ctx, measureTime); err != nil {
 		return nil, err
 	}
-	p.to = time.Now()
+	if err := m.End(); err != nil {
+		return nil, err
+	}
+	p := &phase{name: name, rates: r, to: time.Now()}
 	if err := sleep(ctx, grace); err != nil {
 		return nil, err
 	}
-	judge(p, s.load.Record, s.homes)
 	for i, h := range s.homes {
-		x := p.results[i]
+		x := m.Result(i, s.load.Record, h.down, h.up, h.pings)
+		p.results = append(p.results, x)
 		say("   %s: %5.2f Mbit/s down, %5.2f up; a small packet takes %s there and back, one in a hundred over %s",
-			h.router, x.down/1e6, x.up/1e6, ms(x.latency.Median), ms(x.latency.P99))
+			h.router, x.Down.Goodput/1e6, x.Up.Goodput/1e6, ms(x.Latency.Median), ms(x.Latency.P99))
 	}
 	say("")
 	return p, nil
@@ -296,6 +304,10 @@ func (s *show) close(keep bool) error {
 
 // saveLogs keeps what the programs wrote beside the picture.
 func (s *show) saveLogs() {
+	if err := os.MkdirAll(filepath.Dir(s.svg), 0o755); err != nil {
+		say("demo: keep logs: %v", err)
+		return
+	}
 	logs, _ := filepath.Glob(stateDir + "/*.log") // the pattern is right
 	for _, from := range logs {
 		to := filepath.Join(filepath.Dir(s.svg), "demo-"+filepath.Base(from))

@@ -39,6 +39,9 @@ func New(name string) (*Namespace, error) {
 	if _, err := os.Stat(filepath.Join(runDir, name)); err == nil {
 		return nil, fmt.Errorf("make namespace %s: %w", name, os.ErrExist)
 	}
+	if err := prepareRunDir(); err != nil {
+		return nil, fmt.Errorf("make namespace %s: %w", name, err)
+	}
 	n := &Namespace{Name: name, ns: -1}
 	err := onThread(func() error {
 		var err error
@@ -157,6 +160,26 @@ func RemoveLeftovers(prefix string) ([]string, error) {
 		names = append(names, e.Name())
 	}
 	return names, errors.Join(errs...)
+}
+
+// prepareRunDir makes runDir a shared mount, as ip-netns(8) does before its
+// first namespace. Were it done after ours, they would lie hidden below the
+// new mount and could not be removed.
+func prepareRunDir() error {
+	if err := os.MkdirAll(runDir, 0o755); err != nil {
+		return err
+	}
+	const shared = unix.MS_SHARED | unix.MS_REC
+	err := unix.Mount("", runDir, "none", shared, "")
+	if errors.Is(err, unix.EINVAL) { // no mount yet
+		if err = unix.Mount(runDir, runDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
+			err = unix.Mount("", runDir, "none", shared, "")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("mount %s: %w", runDir, err)
+	}
+	return nil
 }
 
 func remove(name string) error {

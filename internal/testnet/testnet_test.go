@@ -32,6 +32,7 @@ func TestRouter(t *testing.T) {
 		far.Route("fd00:1::/64", "2001:db8::1"),
 		router.FIFO("wan", 100_000_000, 100_000),
 		host.Offload("eth0", false),
+		router.CountSmall("wan", 100),
 	} {
 		if err != nil {
 			t.Fatal(err)
@@ -75,6 +76,10 @@ func TestRouter(t *testing.T) {
 	}
 	if _, _, tx, _, err := router.Counters("wan"); err != nil || tx == 0 {
 		t.Errorf("counters of wan: %d packets sent, error %v", tx, err)
+	}
+	// Each connection is a handshake, one short line and its end.
+	if packets, bytes, err := router.Small("wan"); err != nil || packets < 8 || bytes < packets*40 || bytes > packets*100 {
+		t.Errorf("small packets on wan: %d with %d bytes, error %v", packets, bytes, err)
 	}
 	if err := router.NoFIFO("wan"); err != nil {
 		t.Error(err)

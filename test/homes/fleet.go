@@ -52,7 +52,7 @@ func (f *Fleet) Credentials() string { return filepath.Join(f.dir, "controller",
 // StartController starts the controller, or starts it again with the state it
 // had.
 func (f *Fleet) StartController() (err error) {
-	f.Controller, err = start(f.net.Noc, filepath.Join(f.dir, "controller.log"), filepath.Join(f.bin, "cakefleet-controller"),
+	f.Controller, err = start(f.net.Noc, bulkNice, filepath.Join(f.dir, "controller.log"), filepath.Join(f.bin, "cakefleet-controller"),
 		"--data-dir", filepath.Join(f.dir, "controller"),
 		"--listen-agents", ":"+agentsPort,
 		"--listen-operators", "127.0.0.1:"+operatorsPort,
@@ -76,7 +76,7 @@ func (f *Fleet) StartAgent(home int, token string, more ...string) (err error) {
 		}
 		args = append(args, "--token-file", file)
 	}
-	f.Agents[home], err = start(h.Router, filepath.Join(f.dir, h.Name+".log"), filepath.Join(f.bin, "cakefleet-agent"), append(args, more...)...)
+	f.Agents[home], err = start(h.Router, routerNice, filepath.Join(f.dir, h.Name+".log"), filepath.Join(f.bin, "cakefleet-agent"), append(args, more...)...)
 	return err
 }
 

@@ -15,11 +15,13 @@ import (
 // servePort is where the server of the internet answers.
 const servePort = 5001
 
-// Priorities. The hosts are machines of their own in truth: what they do must
-// not take the routers' CPU, and a probe must not wait for them.
+// Priorities. All of these are machines of their own in truth, but share the
+// cores of this one: hosts must not take the routers' CPU, and a probe must
+// wait for nobody.
 const (
-	bulkNice  = 5
-	probeNice = -10
+	bulkNice   = 0
+	routerNice = -10
+	probeNice  = -15
 )
 
 // congestion is what most hosts use, whatever this machine prefers.

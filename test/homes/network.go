@@ -8,7 +8,7 @@
 //	noc ─────┘             └── wan [router n] br-lan ...
 //
 // IPv4 is masqueraded by each router, and all homes use the same private
-// addresses; IPv6 is routed.
+// addresses; IPv6 is routed. Host b uses ECN, host a does not.
 package homes
 
 import (
@@ -49,8 +49,11 @@ type Home struct {
 	net *Network
 }
 
-// WAN is the router's interface to the provider.
-const WAN = "wan"
+// Interfaces of a router.
+const (
+	WAN = "wan"
+	lan = "br-lan"
+)
 
 // Build builds the network with n homes. Its namespaces begin with prefix.
 func Build(prefix string, n int) (*Network, error) {
@@ -135,10 +138,18 @@ func (w *Network) addHome(prefix string, k int) (err error) {
 			return err
 		}
 	}
-	if err := h.Router.Bridge("br-lan", ports...); err != nil {
+	if err := h.Router.Bridge(lan, ports...); err != nil {
 		return err
 	}
-	if err := h.Router.Addr("br-lan", "192.168.1.1/24", lan6+"1/64"); err != nil {
+	if err := h.Router.Addr(lan, "192.168.1.1/24", lan6+"1/64"); err != nil {
+		return err
+	}
+	if err := inOrder(
+		func() error { return h.Router.CountSmall(WAN, smallBytes) },
+		func() error { return h.Router.CountSmall(lan, smallBytes) },
+		// Some hosts use ECN, some don't.
+		func() error { return h.Hosts[1].Sysctl("net/ipv4/tcp_ecn", "1") },
+	); err != nil {
 		return err
 	}
 	for i, host := range h.Hosts {

@@ -22,7 +22,7 @@ type Process struct {
 	err  error // set before done is closed
 }
 
-func start(ns *testnet.Namespace, log, program string, args ...string) (*Process, error) {
+func start(ns *testnet.Namespace, nice int, log, program string, args ...string) (*Process, error) {
 	f, err := os.OpenFile(log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
@@ -32,7 +32,13 @@ func start(ns *testnet.Namespace, log, program string, args ...string) (*Process
 	cmd.Stdout, cmd.Stderr = f, f
 	// Ctrl-C is for the one who started us all; it ends these in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := ns.Start(cmd); err != nil {
+	if err := ns.Do(func() error {
+		// Of this thread, which ns throws away afterwards; the program inherits it.
+		if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, nice); err != nil {
+			return err
+		}
+		return cmd.Start()
+	}); err != nil {
 		return nil, fmt.Errorf("start %s: %w", program, err)
 	}
 	p := &Process{Log: log, cmd: cmd, done: make(chan struct{})}

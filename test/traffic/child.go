@@ -3,9 +3,11 @@ package traffic
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -33,8 +35,8 @@ func child(text string, stdin io.Reader, stdout io.Writer) error {
 		return fmt.Errorf("read specification: %w", err)
 	}
 	if spec.Nice != 0 {
-		if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, spec.Nice); err != nil {
-			return fmt.Errorf("set priority: %w", err)
+		if err := setNice(spec.Nice); err != nil {
+			return err
 		}
 	}
 	ctx, stop := context.WithCancel(context.Background())
@@ -72,6 +74,27 @@ func child(text string, stdin io.Reader, stdout io.Writer) error {
 			return nil
 		}
 	}
+}
+
+// setNice sets the priority of every thread: to Linux it is a thread's, and
+// new threads have that of the one that makes them.
+func setNice(nice int) error {
+	for range 2 { // one may have been made while the first round ran
+		threads, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return fmt.Errorf("set priority: %w", err)
+		}
+		for _, t := range threads {
+			id, err := strconv.Atoi(t.Name())
+			if err == nil {
+				err = syscall.Setpriority(syscall.PRIO_PROCESS, id, nice)
+			}
+			if err != nil && !errors.Is(err, syscall.ESRCH) { // a thread that has ended
+				return fmt.Errorf("set priority: %w", err)
+			}
+		}
+	}
+	return nil
 }
 
 // counters are what a process has counted.
