@@ -113,7 +113,7 @@ func (b *tin) checkLists(sets [setDecaying + 1]int32) error {
 	}
 	for k := range b.round.slot {
 		if b.round.busy>>k&1 != 0 {
-			if err := walk(b.round.slot[k], setSparse, setWait, setBulk); err != nil {
+			if err := walk(b.round.slot[(int(b.round.cur)+k)%len(b.round.slot)], setSparse, setWait, setBulk); err != nil {
 				return err
 			}
 		}
