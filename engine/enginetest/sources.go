@@ -13,18 +13,23 @@ type CBR struct {
 	Begin engine.Time          // when the first packet is sent
 
 	sent int64
+	next engine.Time // 0: not known yet
 }
 
 // Next implements Source.
 func (c *CBR) Next() engine.Time {
-	bits := c.sent * int64(c.Size) * 8
-	rate := int64(c.Rate)
-	return c.Begin + engine.Time(bits/rate*int64(time.Second)+bits%rate*int64(time.Second)/rate)
+	if c.next == 0 {
+		bits := c.sent * int64(c.Size) * 8
+		rate := int64(c.Rate)
+		c.next = c.Begin + engine.Time(bits/rate*int64(time.Second)+bits%rate*int64(time.Second)/rate)
+	}
+	return c.next
 }
 
 // Act implements Source.
 func (c *CBR) Act(_ engine.Time, send func(size int)) {
 	c.sent++
+	c.next = 0
 	send(c.Size)
 }
 
