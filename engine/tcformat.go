@@ -302,7 +302,8 @@ func (st *Stats) AppendJSON(b []byte, hdr Header) []byte {
 	if c.MemoryLimit != 0 {
 		b = appendCount(append(b, `,"memlimit":`...), uint64(c.MemoryLimit))
 	}
-	b = strconv.AppendUint(append(b, `,"fwmark":"0x`...), uint64(c.Fwmark), 16)
+	b = appendIf(b, c.Fwmark == 0, `,"fwmark":"`, `,"fwmark":"0x`) // printf's %#x has no prefix for 0
+	b = strconv.AppendUint(b, uint64(c.Fwmark), 16)
 
 	b = appendCount(append(b, `"},"bytes":`...), st.SentBytes)
 	b = appendCount(append(b, `,"packets":`...), st.SentPackets)

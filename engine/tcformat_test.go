@@ -74,6 +74,28 @@ func TestJSONLikeTC(t *testing.T) {
 	}
 }
 
+// TestRealListings reads what tc(8) showed of Linux 6.1's sch_cake, text and
+// JSON of the same moment, and prints it again to the character.
+func TestRealListings(t *testing.T) {
+	for _, name := range []string{"cake-6.1-plain", "cake-6.1-odd"} {
+		text, json := golden(t, name+".txt"), golden(t, name+".json")
+		r, err := ParseText(text)
+		fromText := one(t, r, err)
+		if diff := cmp.Diff(string(text), string(fromText.Stats.AppendText(nil, fromText.Header))); diff != "" {
+			t.Errorf("%s.txt (-want +got):\n%s", name, diff)
+		}
+		r, err = ParseJSON(json)
+		fromJSON := one(t, r, err)
+		again := append(fromJSON.Stats.AppendJSON([]byte("["), fromJSON.Header), "]\n"...)
+		if diff := cmp.Diff(string(json), string(again)); diff != "" {
+			t.Errorf("%s.json (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(string(text), string(fromJSON.Stats.AppendText(nil, fromText.Header))); diff != "" {
+			t.Errorf("%s: text of the JSON (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // The listings with which cake3 was introduced in April 2015: read, checked
 // against themselves, and printed again to the character.
 func TestCake3Listings(t *testing.T) {
