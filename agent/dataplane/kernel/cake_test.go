@@ -1,0 +1,257 @@
+package kernel
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
+	"github.com/cakefleet/cakefleet/engine"
+)
+
+// testdata has messages about qdiscs as Linux 6.1 on a big-endian 32-bit MIPS
+// gave them, and what tc(8) showed of the same: NAME.hex, NAME.txt, NAME.json.
+
+// listing is the qdisc as tc -s and tc -j -s show it.
+func listing(q qdisc) (text, json string) {
+	var st engine.Stats
+	st.Config, _ = decodeOptions(q.options.Attrs())
+	decodeStats(q.stats, &st)
+	hdr := engine.Header{Handle: fmt.Sprintf("%x:", q.handle>>16), Refcnt: int(q.refcnt)}
+	return string(st.AppendText(nil, hdr)), "[" + string(st.AppendJSON(nil, hdr)) + "]\n"
+}
+
+// recordings returns the messages in testdata by name.
+func recordings(tb testing.TB) map[string][]byte {
+	tb.Helper()
+	files, err := filepath.Glob("testdata/*.hex")
+	if err != nil || len(files) < 5 {
+		tb.Fatalf("%d recordings: %v", len(files), err)
+	}
+	all := make(map[string][]byte, len(files))
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		b, err := hex.DecodeString(strings.TrimSpace(string(text)))
+		if err != nil {
+			tb.Fatalf("%s: %v", f, err)
+		}
+		all[strings.TrimSuffix(f, ".hex")] = b
+	}
+	return all
+}
+
+func wantListing(t *testing.T, name string, order nlmsg.Order, body []byte) {
+	t.Helper()
+	q, ok := decodeQdisc(order, nlmsg.Message{Type: unix.RTM_NEWQDISC, Body: body})
+	if !ok {
+		t.Fatal("not a qdisc")
+	}
+	text, json := listing(q)
+	for ext, got := range map[string]string{".txt": text, ".json": json} {
+		want, err := os.ReadFile(name + ext)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), got); diff != "" {
+			t.Errorf("%s%s (-tc +ours):\n%s", name, ext, diff)
+		}
+	}
+}
+
+// TestFault086 decodes recordings in the byte order of the recording, whatever
+// this machine's is, and the same in the other one.
+func TestFault086(t *testing.T) {
+	for name, body := range recordings(t) {
+		wantListing(t, name, binary.BigEndian, body)
+		for _, pad := range []bool{false, true} {
+			tr := transcoder{from: binary.BigEndian, to: binary.LittleEndian, pad: pad}
+			wantListing(t, name, binary.LittleEndian, tr.qdisc(body))
+		}
+	}
+}
+
+// TestFault129 decodes 64-bit values that are aligned to 4 bytes only, with
+// and without the PAD attribute that kernels put in front of them.
+func TestFault129(t *testing.T) {
+	for name, body := range recordings(t) {
+		for _, pad := range []bool{false, true} {
+			tr := transcoder{from: binary.BigEndian, to: binary.BigEndian, pad: pad}
+			again := tr.qdisc(body)
+			if !pad && !bytes.Equal(again, body) {
+				t.Errorf("%s: taken apart and put together it is another", name)
+			}
+			if pad && len(again) <= len(body) {
+				t.Errorf("%s: nothing was padded", name)
+			}
+			wantListing(t, name, binary.BigEndian, again)
+		}
+	}
+	for _, order := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian} {
+		b := nlmsg.Builder{Order: order}
+		b.Attr(cakePad, nil) // what follows is at 4 modulo 8 with its header, at 8 without it
+		b.U64(cakeRate, 1<<40+3)
+		if c, _ := decodeOptions(nlmsg.Attrs{Order: order, Bytes: b.Bytes}); c.Rate != (1<<40+3)*8 {
+			t.Errorf("%v: rate %d", order, c.Rate)
+		}
+	}
+}
+
+// TestFault082 puts every option on the wire and reads it back.
+func TestFault082(t *testing.T) {
+	for _, order := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian} {
+		for _, want := range []engine.Config{odd(), engine.DefaultConfig()} {
+			b := nlmsg.Builder{Order: order}
+			appendOptions(&b, want, true)
+			got, unknown := decodeOptions(nlmsg.Attrs{Order: order, Bytes: b.Bytes})
+			if diff := cmp.Diff(want, got); diff != "" || unknown != nil {
+				t.Errorf("%v: %v, unknown %v", order, diff, unknown)
+			}
+		}
+	}
+}
+
+// TestFault083 wants every attribute to have the length that the kernel should
+// insist on, and does not for all of them.
+func TestFault083(t *testing.T) {
+	b := nlmsg.Builder{Order: native()}
+	appendOptions(&b, odd(), true)
+	seen := 0
+	for typ, v := range (nlmsg.Attrs{Order: native(), Bytes: b.Bytes}).All() {
+		want := 4
+		if typ == cakeRate {
+			want = 8
+		}
+		if len(v.Bytes) != want {
+			t.Errorf("attribute %d has %d bytes, want %d", typ, len(v.Bytes), want)
+		}
+		seen++
+	}
+	if seen != 16 { // all but raw
+		t.Errorf("%d attributes", seen)
+	}
+	short := nlmsg.Builder{Order: native()}
+	short.Attr(cakeSplitGSO, []byte{1, 1})
+	short.Attr(cakeRate, []byte{1, 1})
+	if c, _ := decodeOptions(nlmsg.Attrs{Order: native(), Bytes: short.Bytes}); c.Rate != 0 {
+		t.Errorf("2 bytes are a rate of %d", c.Rate)
+	}
+}
+
+// transcoder puts a message about a cake into another byte order.
+type transcoder struct {
+	from, to nlmsg.Order
+	pad      bool // a PAD attribute before every 64-bit one
+}
+
+func (tr transcoder) qdisc(body []byte) []byte {
+	b := &nlmsg.Builder{Order: tr.to}
+	tr.words(b, body[:tcmsgLen])
+	for typ, v := range (nlmsg.Attrs{Order: tr.from, Bytes: body[tcmsgLen:]}).All() {
+		switch typ {
+		case tcaOptions:
+			b.Nest(typ, func() { tr.attrs(b, v, cakePad, nil) })
+		case tcaStats2:
+			b.Nest(typ, func() { tr.stats(b, v) })
+		default:
+			b.Attr(typ, v.Bytes)
+		}
+	}
+	return b.Bytes
+}
+
+func (tr transcoder) stats(b *nlmsg.Builder, all nlmsg.Attr) {
+	for typ, v := range all.Attrs().All() {
+		switch typ {
+		case statsBasic:
+			inner := &nlmsg.Builder{Order: tr.to}
+			inner.Bytes = tr.to.AppendUint64(nil, tr.from.Uint64(v.Bytes))
+			tr.words(inner, v.Bytes[8:])
+			b.Attr(typ, inner.Bytes)
+		case statsApp:
+			b.Nest(typ, func() {
+				tr.attrs(b, v, 1, func(typ uint16, v nlmsg.Attr) bool {
+					if typ != cakeStatsTins {
+						return false
+					}
+					b.Nest(typ, func() {
+						for i, tin := range v.Attrs().All() {
+							b.Nest(i, func() { tr.attrs(b, tin, 1, nil) })
+						}
+					})
+					return true
+				})
+			})
+		default:
+			inner := &nlmsg.Builder{Order: tr.to}
+			if typ == statsPkt64 {
+				inner.Bytes = tr.to.AppendUint64(nil, tr.from.Uint64(v.Bytes))
+			} else {
+				tr.words(inner, v.Bytes)
+			}
+			b.Attr(typ, inner.Bytes)
+		}
+	}
+}
+
+// attrs transcodes integers of 4 and 8 bytes; other does what it wants itself.
+func (tr transcoder) attrs(b *nlmsg.Builder, all nlmsg.Attr, padType uint16, other func(uint16, nlmsg.Attr) bool) {
+	for typ, v := range all.Attrs().All() {
+		switch {
+		case other != nil && other(typ, v):
+		case len(v.Bytes) == 8:
+			if tr.pad {
+				b.Attr(padType, nil)
+			}
+			b.U64(typ, v.U64())
+		case len(v.Bytes) == 4:
+			b.U32(typ, v.U32())
+		default:
+			b.Attr(typ, v.Bytes)
+		}
+	}
+}
+
+func (tr transcoder) words(b *nlmsg.Builder, p []byte) {
+	for ; len(p) >= 4; p = p[4:] {
+		b.Raw32(tr.from.Uint32(p))
+	}
+}
+
+// FuzzDecode feeds anything to the decoders; they must come to an end.
+func FuzzDecode(f *testing.F) {
+	for _, body := range recordings(f) {
+		f.Add(body)
+	}
+	f.Add(request(unix.RTM_NEWQDISC, 0, func(b *nlmsg.Builder) { tcmsg(b, 1, 2, 3, 4) })[16:])
+	f.Add(newFilter(1, "matchall", 2, 3, true)[16:])
+	f.Add(newFilter(1, "u32", 2, 3, false)[16:])
+	f.Fuzz(func(t *testing.T, body []byte) {
+		for _, order := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian} {
+			q, ok := decodeQdisc(order, nlmsg.Message{Type: unix.RTM_NEWQDISC, Body: body})
+			if !ok {
+				continue
+			}
+			var st engine.Stats
+			decodeStats(q.stats, &st)
+			if st.NumTins > engine.MaxTins {
+				t.Errorf("%d tins", st.NumTins)
+			}
+			listing(q)
+			packets(&q)
+		}
+		decodeLink(nlmsg.Message{Type: unix.RTM_NEWLINK, Body: body})
+		decodeFilter(nlmsg.Message{Type: unix.RTM_NEWTFILTER, Body: body})
+		_ = ackError(native(), nlmsg.Message{Type: unix.NLMSG_ERROR, Flags: 0x200, Body: body})
+	})
+}
