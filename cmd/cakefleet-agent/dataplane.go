@@ -1,28 +1,44 @@
 package main
 
 import (
-	"fmt"
 	"math/rand/v2"
 
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/dataplane/auto"
+	"github.com/cakefleet/cakefleet/agent/dataplane/kernel"
 	"github.com/cakefleet/cakefleet/agent/dataplane/userspace"
 )
 
+// runDir is where a qdisc that was taken over is noted; routers keep it in
+// memory.
+const runDir = "/var/run/cakefleet"
+
 // openDataplane returns the data plane that was asked for, and its name.
 func openDataplane(o options, log hclog.Logger) (dataplane.Dataplane, string, error) {
-	if o.dataplane == "kernel" {
-		return nil, "", fmt.Errorf("data plane %s: not in this build yet", o.dataplane)
+	log = log.Named("dataplane")
+	var candidates []auto.Candidate
+	if o.dataplane != "userspace" {
+		candidates = append(candidates, auto.Candidate{Name: "kernel", Open: func() (dataplane.Dataplane, error) {
+			return kernel.Open(kernel.Config{
+				Interface: o.iface,
+				Logger:    log,
+				MaxRate:   o.maxRate,
+				Takeover:  o.takeover,
+				RunDir:    runDir,
+			})
+		}})
 	}
-	d, err := userspace.Open(userspace.Config{
-		Interface: o.iface,
-		Logger:    log.Named("dataplane"),
-		MaxRate:   o.maxRate,
-		Seed:      rand.Uint64(),
-	})
-	if err != nil {
-		return nil, "", err
+	if o.dataplane != "kernel" {
+		candidates = append(candidates, auto.Candidate{Name: "userspace", Open: func() (dataplane.Dataplane, error) {
+			return userspace.Open(userspace.Config{
+				Interface: o.iface,
+				Logger:    log,
+				MaxRate:   o.maxRate,
+				Seed:      rand.Uint64(),
+			})
+		}})
 	}
-	return d, "userspace", nil
+	return auto.Open(candidates, log)
 }

@@ -24,6 +24,7 @@ type options struct {
 	maxRate                     engine.BitsPerSecond
 	logLevel                    string
 	logJSON, version            bool
+	takeover                    bool
 }
 
 // parseOptions reads the command line and the file that --config names. What
@@ -40,7 +41,8 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.token, "token", "", "join `token`, needed once, from cakefleetctl token create")
 	f.StringVar(&o.tokenFile, "token-file", "", "`file` with the join token")
 	f.StringVar(&o.routerModel, "router-model", "", "hardware `model` to report (found out if left out)")
-	f.StringVar(&o.dataplane, "dataplane", "auto", "what shapes: auto, userspace or kernel")
+	f.StringVar(&o.dataplane, "dataplane", "auto", "what shapes: kernel (sch_cake), userspace, or auto: kernel where there is sch_cake")
+	f.BoolVar(&o.takeover, "takeover", false, "replace a qdisc that somebody else has put on the interface, until the agent stops")
 	f.Func("max-rate", "highest `rate` that this router can shape, such as 300mbit; higher ones are refused", func(s string) (err error) {
 		o.maxRate, err = engine.ParseRate(s)
 		return err
