@@ -271,7 +271,7 @@ func (b *books) config(c engine.Config) engine.Config {
 	case 0:
 		c.Rate = 0
 	case 1, 2, 3:
-		c.Rate = engine.BitsPerSecond(r.Uint64N(1 << (8 + r.UintN(26))))
+		c.Rate = 8 + engine.BitsPerSecond(r.Uint64N(1<<(8+r.UintN(26))))
 	case 4:
 		c.Tins = engine.TinMode(r.IntN(6))
 	case 5:
@@ -282,6 +282,7 @@ func (b *books) config(c engine.Config) engine.Config {
 	case 7:
 		c.AckFilter = engine.AckFilter(r.IntN(3))
 		c.Ingress, c.Wash, c.SplitGSO = r.IntN(2) == 0, r.IntN(2) == 0, r.IntN(2) == 0
+		c.Autorate = c.Ingress && r.IntN(4) == 0
 		c.MemoryLimit = r.Uint32N(1 << 22)
 		c.Fwmark = r.Uint32N(4)
 		c.RTT = time.Duration(1+r.IntN(1<<20)) * time.Microsecond
