@@ -72,6 +72,12 @@ func (r *Rules) Install(down, up Direction) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var first error
+	if r.up { // as it went before
+		if first = r.transaction(func(b *builder) { r.addTables(b, down, up) }); first == nil {
+			return nil
+		}
+		r.up = false
+	}
 	for _, native := range []bool{true, false} {
 		for _, owner := range []bool{true, false} {
 			r.native, r.owner = native, owner

@@ -112,13 +112,17 @@ var directions = []direction{
 // addTables makes both tables anew with everything in them.
 func (r *Rules) addTables(b *builder, down, up Direction) {
 	for _, f := range families {
-		// Add, delete, add: whether or not there was one.
-		r.newTable(b, f, 0)
-		r.deleteTable(b, f)
-		flags := uint32(0)
+		// Add, delete, add: whether or not there was one. The flags of one that
+		// is there can't be changed, not even to be deleted then.
+		there, flags := uint32(0), uint32(0)
 		if r.owner {
 			flags = tableOwner
 		}
+		if r.up {
+			there = flags
+		}
+		r.newTable(b, f, there)
+		r.deleteTable(b, f)
 		r.newTable(b, f, flags)
 		r.addSet(b, f)
 		r.element(b, f, msgNewElem)

@@ -1,0 +1,452 @@
+package nfqueue
+
+import (
+	"errors"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cakefleet/cakefleet/internal/testnet"
+)
+
+// wire is two namespaces with a link between them. The side of the rules is
+// "near", with the link "wan".
+type wire struct{ near, far *testnet.Namespace }
+
+func newWire(t *testing.T) wire {
+	t.Helper()
+	testnet.Require(t)
+	w := wire{testnet.Make(t, "near"), testnet.Make(t, "far")}
+	err := errors.Join(
+		testnet.Veth(w.near, "wan", w.far, "eth0"),
+		w.near.Addr("wan", "192.0.2.1/24", "2001:db8::1/64"),
+		w.far.Addr("eth0", "192.0.2.2/24", "2001:db8::2/64"),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// open opens a queue and rules in near.
+func (w wire) open(t *testing.T, c Config) (*Queue, *Rules) {
+	t.Helper()
+	var q *Queue
+	var r *Rules
+	err := w.near.Do(func() (err error) {
+		if q, err = Open(c); err != nil {
+			return err
+		}
+		r, err = OpenRules("wan")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(r.Close(), q.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return q, r
+}
+
+// udp returns connected sockets from near to far; both directions work.
+func (w wire) udp(t *testing.T, nearAddr, farAddr string) (near, far *net.UDPConn) {
+	t.Helper()
+	a := net.UDPAddrFromAddrPort(mustAddr(nearAddr))
+	b := net.UDPAddrFromAddrPort(mustAddr(farAddr))
+	err := errors.Join(
+		w.near.Do(func() (err error) { near, err = net.DialUDP("udp", a, b); return err }),
+		w.far.Do(func() (err error) { far, err = net.DialUDP("udp", b, a); return err }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { near.Close(); far.Close() })
+	// Before rules are there, so that neighbours know each other: solicitations
+	// would be queued too.
+	for _, ends := range [][2]*net.UDPConn{{near, far}, {far, near}} {
+		for tries := 0; ; tries++ { // a link that was just made may lose some
+			send(t, ends[0], 1)
+			if arrives(t, ends[1]) {
+				break
+			}
+			if tries == 20 {
+				t.Fatal("nothing passes without rules")
+			}
+		}
+	}
+	return near, far
+}
+
+// recv waits for n packets of a flow of ours; others, such as neighbour
+// discovery, are accepted at once.
+func recv(t *testing.T, q *Queue, n int) []Packet {
+	t.Helper()
+	var got []Packet
+	var pkts [Batch]Packet
+	for end := time.Now().Add(5 * time.Second); len(got) < n; {
+		if time.Now().After(end) {
+			t.Fatalf("%d of %d packets arrived", len(got), n)
+		}
+		m, err := q.Recv(pkts[:])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range pkts[:m] {
+			if strings.Contains(string(p.Data), "cakefleet") {
+				p.Data = append([]byte(nil), p.Data...)
+				got = append(got, p)
+			} else if err := q.Accept(p.ID, false, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := q.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if m == 0 {
+			if err := q.Wait(100*time.Millisecond, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return got
+}
+
+// arrives reads one packet, or tells that none comes.
+func arrives(t *testing.T, c *net.UDPConn) bool {
+	t.Helper()
+	var b [2000]byte
+	c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+	_, err := c.Read(b[:])
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+var text = []byte("cakefleet" + strings.Repeat(".", 991)) // 1000 bytes
+
+func send(t *testing.T, c *net.UDPConn, n int) {
+	t.Helper()
+	for range n {
+		if _, err := c.Write(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestVerdicts(t *testing.T) {
+	w := newWire(t)
+	q, r := w.open(t, Config{MaxLen: 1000})
+	for _, c := range []struct {
+		name, near, far string
+		headers         uint32
+	}{
+		{"IPv4", "192.0.2.1:4000", "192.0.2.2:4000", 28},
+		{"IPv6", "[2001:db8::1]:4000", "[2001:db8::2]:4000", 48},
+	} {
+		near, far := w.udp(t, c.near, c.far)
+		if err := r.Install(Direction{}, Direction{On: true, Queue: q.Number}); err != nil {
+			t.Fatal(err)
+		}
+		send(t, near, 3)
+		pkts := recv(t, q, 3)
+		for _, p := range pkts {
+			if p.Len != uint32(len(text))+c.headers || len(p.Data) != CopyRange {
+				t.Errorf("%s: %d of %d bytes, want %d of %d", c.name, len(p.Data), p.Len, CopyRange, uint32(len(text))+c.headers)
+			}
+		}
+		if arrives(t, far) {
+			t.Errorf("%s: a packet passes without a verdict", c.name)
+		}
+		// Out of order, one of them dropped.
+		err := errors.Join(q.Accept(pkts[2].ID, false, 0), q.Drop(pkts[1].ID), q.Accept(pkts[0].ID, false, 0), q.Flush())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !arrives(t, far) || !arrives(t, far) || arrives(t, far) {
+			t.Errorf("%s: want two of three packets", c.name)
+		}
+		// A second verdict on a packet is counted and hurts nobody.
+		before := q.Counters().Errors
+		if err := errors.Join(q.Accept(pkts[0].ID, false, 0), q.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		send(t, near, 1)
+		last := recv(t, q, 1)
+		if err := errors.Join(q.Accept(last[0].ID, false, 0), q.Flush()); err != nil {
+			t.Fatal(err)
+		}
+		if !arrives(t, far) {
+			t.Errorf("%s: nothing passes after a wrong verdict", c.name)
+		}
+		if n := q.Counters().Errors - before; n != 1 {
+			t.Errorf("%s: %d errors counted, want 1", c.name, n)
+		}
+		// The far end's packets are not ours.
+		send(t, far, 1)
+		if !arrives(t, near) {
+			t.Errorf("%s: download is held although only upload is queued", c.name)
+		}
+		if err := r.Remove(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestBypass wants packets to pass when nobody listens, when the rules are not
+// renewed, and when they are gone.
+func TestBypass(t *testing.T) {
+	w := newWire(t)
+	q, r := w.open(t, Config{MaxLen: 1000})
+	near, far := w.udp(t, "192.0.2.1:4000", "192.0.2.2:4000")
+	install := func() {
+		t.Helper()
+		if err := r.Install(Direction{}, Direction{On: true, Queue: q.Number}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	install()
+	for range 3 { // renewed, it outlives its lifetime
+		time.Sleep(Lifetime / 2)
+		if err := r.Renew(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(t, near, 1)
+	recv(t, q, 1)
+	time.Sleep(Lifetime + 100*time.Millisecond)
+	send(t, near, 1)
+	if !arrives(t, far) {
+		t.Error("a packet is held after the rules' lifetime")
+	}
+	// An element that has expired is renewed as well.
+	if err := r.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	send(t, near, 1)
+	recv(t, q, 1)
+	if arrives(t, far) {
+		t.Error("a packet passes after renewal")
+	}
+	if err := q.Release(); err != nil {
+		t.Fatal(err)
+	}
+	if !arrives(t, far) || !arrives(t, far) || arrives(t, far) {
+		t.Error("want the two held packets after release")
+	}
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	send(t, near, 1)
+	if !arrives(t, far) {
+		t.Error("a packet is held although nobody listens")
+	}
+	if err := r.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Renew(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("renewing rules that are gone: %v, want %v", err, os.ErrNotExist)
+	}
+	install()
+}
+
+// TestFull wants packets to pass that the queue has no room for, in the
+// kernel's queue and in the socket.
+func TestFull(t *testing.T) {
+	w := newWire(t)
+	q, r := w.open(t, Config{MaxLen: 10})
+	// Download: what a queue holds counts against the buffer of a local sender.
+	far, near := w.udp(t, "192.0.2.1:4000", "192.0.2.2:4000")
+	if err := r.Install(Direction{On: true, Queue: q.Number}, Direction{}); err != nil {
+		t.Fatal(err)
+	}
+	send(t, near, 15)
+	for i := range 5 {
+		if !arrives(t, far) {
+			t.Fatalf("%d packets pass a full queue, want 5", i)
+		}
+	}
+	if arrives(t, far) {
+		t.Error("more packets pass than the queue is over its limit")
+	}
+	if err := q.Release(); err != nil {
+		t.Fatal(err)
+	}
+	for arrives(t, far) {
+	}
+	if n := q.Counters().Overflows; n != 0 {
+		t.Errorf("%d overflows of the socket, want 0", n)
+	}
+
+	// Now the socket is the narrow place.
+	const many = 10_000
+	if err := q.Configure(Config{MaxLen: 10 * many}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Renew(); err != nil {
+		t.Fatal(err)
+	}
+	before := q.Counters().Packets
+	send(t, near, many)
+	if err := q.Release(); err != nil {
+		t.Fatal(err)
+	}
+	// The gap at the end shows with the next packet.
+	send(t, near, 1)
+	p := recv(t, q, 1)
+	if err := errors.Join(q.Accept(p[0].ID, false, 0), q.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	c := q.Counters()
+	// A few packets may be the machines' own.
+	if sum := c.Overflows + c.Packets - before; c.Overflows == 0 || sum < many+1 || sum > many+20 {
+		t.Errorf("%d overflows and %d packets of %d", c.Overflows, c.Packets-before, many+1)
+	}
+}
+
+// TestMark wants CE in the packet and the user's bits of the mark untouched.
+func TestMark(t *testing.T) {
+	for _, c := range []struct {
+		name, near, far string
+		ce              func(head []byte) bool
+	}{
+		{"IPv4", "192.0.2.1:4000", "192.0.2.2:4000", func(b []byte) bool { return b[1] == 0xb8|3 }},
+		{"IPv6", "[2001:db8::1]:4000", "[2001:db8::2]:4000", func(b []byte) bool { return b[0]<<4|b[1]>>4 == 0xb8|3 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWire(t)
+			q, r := w.open(t, Config{MaxLen: 100})
+			fq, fr := far(t, w)
+			near, _ := w.udp(t, c.near, c.far)
+			if err := r.Install(Direction{}, Direction{On: true, Queue: q.Number}); err != nil {
+				t.Fatal(err)
+			}
+			if err := fr.Install(Direction{On: true, Queue: fq.Number}, Direction{}); err != nil {
+				t.Fatal(err)
+			}
+			setTOS(t, near, 0xb8|2) // EF, ECT(0)
+			send(t, near, 1)
+			p := recv(t, q, 1)[0]
+			if err := errors.Join(q.Accept(p.ID, true, p.Mark|MarkBit), q.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			got := recv(t, fq, 1)[0]
+			if !c.ce(got.Data) {
+				t.Errorf("header begins %x: no CE, or another DSCP", got.Data[:2])
+			}
+			if c.name == "IPv4" && checksum(got.Data[:20]) != 0xffff {
+				t.Errorf("header checksum of %x is wrong", got.Data[:20])
+			}
+			// Without the bit, nothing is changed.
+			send(t, near, 1)
+			p = recv(t, q, 1)[0]
+			if err := errors.Join(q.Accept(p.ID, true, 0x1234), q.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			if got := recv(t, fq, 1)[0]; c.ce(got.Data) {
+				t.Error("CE without our bit")
+			}
+			if err := fq.Release(); err != nil {
+				t.Fatal(err)
+			}
+			_, up, err := r.Counters()
+			if err != nil || up < 2 {
+				t.Errorf("%d packets counted, error %v; want at least 2", up, err)
+			}
+		})
+	}
+}
+
+// TestWash wants the DSCP gone and the ECN bits kept, and queued packets to
+// survive the change of rules.
+func TestWash(t *testing.T) {
+	for _, c := range []struct {
+		name, near, far string
+		washed          func(head []byte) bool
+	}{
+		{"IPv4", "192.0.2.1:4000", "192.0.2.2:4000", func(b []byte) bool { return b[1] == 2 && checksum(b[:20]) == 0xffff }},
+		{"IPv6", "[2001:db8::1]:4000", "[2001:db8::2]:4000", func(b []byte) bool { return b[0] == 0x60 && b[1]>>4 == 2 }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWire(t)
+			q, r := w.open(t, Config{MaxLen: 100})
+			fq, fr := far(t, w)
+			near, _ := w.udp(t, c.near, c.far)
+			on := Direction{On: true, Queue: q.Number}
+			if err := errors.Join(r.Install(Direction{}, on), fr.Install(Direction{On: true, Queue: fq.Number}, Direction{})); err != nil {
+				t.Fatal(err)
+			}
+			setTOS(t, near, 0xb8|2)
+			send(t, near, 1)
+			p := recv(t, q, 1)[0]
+			on.Wash = true
+			if err := r.Set(Direction{}, on); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(q.Accept(p.ID, false, 0), q.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			if got := recv(t, fq, 1)[0]; !c.washed(got.Data) {
+				t.Errorf("header begins %x: not washed", got.Data[:2])
+			}
+		})
+	}
+}
+
+// TestOwner wants a second agent on the same interface refused, and tables
+// that outlived their agent replaced.
+func TestOwner(t *testing.T) {
+	w := newWire(t)
+	q, r := w.open(t, Config{MaxLen: 100})
+	on := Direction{On: true, Queue: q.Number}
+	if err := r.Install(Direction{}, on); err != nil {
+		t.Fatal(err)
+	}
+	_, other := w.open(t, Config{MaxLen: 100})
+	err := other.Install(Direction{}, on)
+	switch {
+	case r.owner && err == nil:
+		t.Error("two agents on one interface")
+	case !r.owner && err != nil: // a kernel before 5.12 can't tell
+		t.Error(err)
+	}
+	if err := r.Install(on, on); err != nil {
+		t.Errorf("replacing our own tables: %v", err)
+	}
+}
+
+func TestWrongNames(t *testing.T) {
+	for _, name := range []string{"", "a-name-of-16-byt"} {
+		if r, err := OpenRules(name); err == nil {
+			r.Close()
+			t.Errorf("interface %q is taken", name)
+		}
+	}
+}
+
+// far opens a queue and rules in the far namespace, to look at what arrives.
+func far(t *testing.T, w wire) (*Queue, *Rules) {
+	t.Helper()
+	var q *Queue
+	var r *Rules
+	err := w.far.Do(func() (err error) {
+		if q, err = Open(Config{MaxLen: 100}); err != nil {
+			return err
+		}
+		r, err = OpenRules("eth0")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(r.Close(), q.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return q, r
+}
