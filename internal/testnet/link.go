@@ -3,6 +3,7 @@ package testnet
 import (
 	"fmt"
 	"net"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -185,6 +186,52 @@ func (n *Namespace) Masquerade(link string, v6 bool) error {
 	}
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("masquerade %s/%s: %w", n.Name, link, err)
+	}
+	return nil
+}
+
+// Rules returns how many rules the chains of a name have, in the tables of a
+// name taken together.
+func (n *Namespace) Rules(table, chain string) (int, error) {
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+	if err != nil {
+		return 0, fmt.Errorf("open nftables in %s: %w", n.Name, err)
+	}
+	chains, err := c.ListChains()
+	if err != nil {
+		return 0, fmt.Errorf("list chains in %s: %w", n.Name, err)
+	}
+	count := 0
+	for _, ch := range chains {
+		if ch.Table.Name != table || ch.Name != chain {
+			continue
+		}
+		rules, err := c.GetRules(ch.Table, ch)
+		if err != nil {
+			return 0, fmt.Errorf("list rules in %s: %w", n.Name, err)
+		}
+		count += len(rules)
+	}
+	return count, nil
+}
+
+// DeleteTables deletes the nftables tables whose name begins with prefix.
+func (n *Namespace) DeleteTables(prefix string) error {
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+	if err != nil {
+		return fmt.Errorf("open nftables in %s: %w", n.Name, err)
+	}
+	tables, err := c.ListTables()
+	if err != nil {
+		return fmt.Errorf("list tables in %s: %w", n.Name, err)
+	}
+	for _, t := range tables {
+		if strings.HasPrefix(t.Name, prefix) {
+			c.DelTable(t)
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("delete tables in %s: %w", n.Name, err)
 	}
 	return nil
 }

@@ -21,6 +21,12 @@ const (
 	// wake-up instead of one each.
 	blindWait = time.Millisecond
 
+	// maxLate is how much the shaper makes up for at most when the loop could not
+	// run: what a stall of its length or more leaves is a burst of this time
+	// times the rate. A process that was stopped for seconds must not send
+	// seconds' worth at once.
+	maxLate = 250 * time.Millisecond
+
 	// maxWait is how long a loop sleeps at most, so that one that hangs can be
 	// told from one that sleeps.
 	maxWait = 10 * time.Second
@@ -56,7 +62,7 @@ type loop struct {
 	name   string
 	log    hclog.Logger
 	q      queue
-	now    func() engine.Time
+	clock  func() engine.Time
 	seed   uint64
 	device device
 
@@ -68,6 +74,8 @@ type loop struct {
 	packet  engine.Packet
 	panics  int
 	stopped bool
+	due     engine.Time   // when the last round wanted to go on; Never if nothing was queued
+	skipped time.Duration // by which the scheduler's clock is behind clock
 
 	calls chan func() // capacity 1: put there before the wake-up that makes the loop look
 	done  chan struct{}
@@ -78,9 +86,9 @@ type loop struct {
 	busy atomic.Uint32
 }
 
-func newLoop(name string, q queue, dev device, seed uint64, now func() engine.Time, log hclog.Logger) *loop {
+func newLoop(name string, q queue, dev device, seed uint64, clock func() engine.Time, log hclog.Logger) *loop {
 	return &loop{
-		name: name, log: log, q: q, now: now, seed: seed, device: dev,
+		name: name, log: log, q: q, clock: clock, seed: seed, device: dev, due: engine.Never,
 		calls: make(chan func(), 1), done: make(chan struct{}),
 	}
 }
@@ -161,6 +169,12 @@ func (l *loop) serve() (next engine.Time, err error) {
 		return 0, err
 	}
 	now := l.now()
+	if l.due != engine.Never {
+		if late := now.Sub(l.due); late > maxLate {
+			l.skipped += late - maxLate
+			now = l.due.Add(maxLate)
+		}
+	}
 	for i := range l.pkts[:n] {
 		if err := l.arrive(now, &l.pkts[i]); err != nil {
 			return 0, err
@@ -170,11 +184,16 @@ func (l *loop) serve() (next engine.Time, err error) {
 	if err != nil {
 		return 0, err
 	}
+	l.due = next
 	if n == len(l.pkts) {
 		next = now
 	}
 	return next, l.q.Flush()
 }
+
+// now is the scheduler's time: it stands still during what a stall has beyond
+// maxLate.
+func (l *loop) now() engine.Time { return l.clock().Add(-l.skipped) }
 
 // arrive takes in one packet.
 func (l *loop) arrive(now engine.Time, in *nfqueue.Packet) error {

@@ -99,6 +99,39 @@ func TestPace(t *testing.T) {
 	})
 }
 
+// TestStall wants a loop that could not run for a while to make up for no more
+// than maxLate.
+func TestStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t)
+		f.apply(t, func(c *engine.Config) { c.Rate = 1_000_000 })
+		for range 3000 {
+			f.up.Push(packet(986, 0, 1)) // 1000 bytes: 8 ms
+		}
+		synctest.Wait()
+		goOn := make(chan struct{})
+		inject := func() { f.up.Panic = func() { f.up.Panic = nil; <-goOn } }
+		if err := f.Dataplane.up.do(context.Background(), inject); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		f.up.Verdicts()
+		close(goOn)
+		time.Sleep(time.Second)
+		synctest.Wait()
+		n := 0
+		for _, v := range f.up.Verdicts() {
+			if v.Accept {
+				n++
+			}
+		}
+		if want := int((time.Second + maxLate) / (8 * time.Millisecond)); n < want-1 || n > want+2 {
+			t.Errorf("%d packets left within a second after a stall, want about %d", n, want)
+		}
+		f.Close()
+	})
+}
+
 // TestMarks wants CE as our bit beside the user's mark, and only on packets
 // that can have it.
 func TestMarks(t *testing.T) {

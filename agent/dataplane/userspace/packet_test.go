@@ -59,7 +59,7 @@ func TestSlots(t *testing.T) {
 }
 
 func TestMaxLen(t *testing.T) {
-	l := &loop{now: func() engine.Time { return 0 }}
+	l := &loop{clock: func() engine.Time { return 0 }}
 	for _, c := range []struct {
 		rate engine.BitsPerSecond
 	}{{500_000}, {115_000_000}, {1_000_000_000}} {

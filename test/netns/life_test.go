@@ -1,0 +1,253 @@
+package netns
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cakefleet/cakefleet/agent/dataplane/dataplanetest"
+	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue"
+	"github.com/cakefleet/cakefleet/agent/dataplane/userspace"
+	"github.com/cakefleet/cakefleet/test/traffic"
+)
+
+// childEnv makes this program a process that shapes the interface it names.
+const childEnv = "CAKEFLEET_NETNS_AGENT"
+
+// agentChild shapes 20/5 Mbit/s until its standard input ends.
+func agentChild() bool {
+	name := os.Getenv(childEnv)
+	if name == "" {
+		return false
+	}
+	d, err := userspace.Open(userspace.Config{Interface: name, Seed: 1})
+	if err == nil {
+		if _, err = d.Apply(context.Background(), link(20*mbit, 5*mbit)); err == nil {
+			fmt.Println("ready")
+			io.Copy(io.Discard, os.Stdin)
+		}
+		err = errors.Join(err, d.Close())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	return true
+}
+
+// agent is a shaping process of its own.
+type agent struct {
+	cmd   *exec.Cmd
+	stdin io.Closer
+}
+
+func (h *home) startAgent(t *testing.T) *agent {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"=wan")
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.router.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the shaping process says %q, error %v", line, err)
+	}
+	return &agent{cmd, stdin}
+}
+
+// left returns what is left of a data plane in the router's namespace.
+func (h *home) left(t *testing.T) string {
+	t.Helper()
+	var queues []byte
+	err := h.router.Do(func() (err error) {
+		queues, err = os.ReadFile("/proc/thread-self/net/netfilter/nfnetlink_queue")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tables, err := h.router.Tables()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ours []string
+	for _, name := range tables {
+		if strings.HasPrefix(name, "cakefleet-") {
+			ours = append(ours, name)
+		}
+	}
+	return strings.TrimSpace(string(queues) + strings.Join(ours, " "))
+}
+
+// TestContract runs every data plane's suite on the kernel.
+func TestContract(t *testing.T) {
+	h := newHome(t)
+	dataplanetest.Run(t, func(t *testing.T) dataplanetest.Subject {
+		return dataplanetest.Subject{
+			Dataplane: h.open(t),
+			MaxRate:   10_000 * mbit, // a veth says that it has 10 Gbit/s
+			Shaping: func() bool {
+				down, err := h.router.Rules("cakefleet-wan", "down")
+				if err != nil {
+					t.Fatal(err)
+				}
+				up, err := h.router.Rules("cakefleet-wan", "up")
+				if err != nil {
+					t.Fatal(err)
+				}
+				return down+up > 0
+			},
+		}
+	})
+	if left := h.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+func TestWrongInterface(t *testing.T) {
+	h := newHome(t)
+	for _, name := range []string{"", "nosuch", "a-name-of-16-byt"} {
+		err := h.router.Do(func() error {
+			d, err := userspace.Open(userspace.Config{Interface: name})
+			if err == nil {
+				d.Close()
+			}
+			return err
+		})
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("interface %q: error is %v, want one that names it", name, err)
+		}
+	}
+	if left := h.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// TestKill kills the shaping process; traffic goes on at once, and a new
+// process takes over.
+func TestKill(t *testing.T) {
+	h := newHome(t)
+	a := h.startAgent(t)
+	rec := traffic.NewRecord()
+	start(t, h.far, traffic.Spec{Serve: port}, rec)
+	fs, names := flows("down", 4, false)
+	start(t, h.hosts[0], traffic.Spec{Flows: fs, Probes: []traffic.Probe{
+		{Name: "probe", Server: far4, Interval: 10 * time.Millisecond},
+	}}, rec)
+	time.Sleep(2 * time.Second)
+	before := time.Now()
+	time.Sleep(2 * time.Second)
+	killed := time.Now()
+	if err := a.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	a.cmd.Wait()
+	time.Sleep(3 * time.Second)
+	to := time.Now()
+	// Away from the kill by more than the readings are apart.
+	shaped, free := rec.Goodput(before, killed.Add(-300*time.Millisecond), names...)/1e6, rec.Goodput(killed.Add(time.Second), to, names...)/1e6
+	gap := rec.Gap(killed, to, "probe")
+	t.Logf("%.1f Mbit/s before, %.1f after; longest gap %v", shaped, free, gap)
+	if shaped > 20 {
+		t.Errorf("%.1f Mbit/s before the kill, want at most 20", shaped)
+	}
+	if free < 40 {
+		t.Errorf("%.1f Mbit/s from a second after the kill, want it unshaped", free)
+	}
+	if gap > time.Second {
+		t.Errorf("traffic was cut for %v, want at most a second", gap)
+	}
+	if left := h.left(t); left != "" {
+		t.Logf("left for the next process to replace: %s", left)
+	}
+
+	b := h.startAgent(t)
+	time.Sleep(2 * time.Second)
+	again := time.Now()
+	time.Sleep(2 * time.Second)
+	to = time.Now()
+	if got := rec.Goodput(again, to, names...) / 1e6; got > 20 {
+		t.Errorf("%.1f Mbit/s with a new process, want at most 20", got)
+	}
+	b.stdin.Close()
+	if err := b.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if left := h.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// TestStop stops the shaping process for ten seconds; the traffic is cut for
+// no longer than the rules live, and is shaped again afterwards.
+func TestStop(t *testing.T) {
+	h := newHome(t)
+	a := h.startAgent(t)
+	rec := traffic.NewRecord()
+	start(t, h.far, traffic.Spec{Serve: port}, rec)
+	fs, names := flows("down", 4, false)
+	start(t, h.hosts[0], traffic.Spec{Flows: fs, Probes: []traffic.Probe{
+		{Name: "probe", Server: far4, Interval: 10 * time.Millisecond},
+	}}, rec)
+	time.Sleep(2 * time.Second)
+	stopped := time.Now()
+	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(10 * time.Second)
+	on := time.Now()
+	if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * time.Second)
+	again := time.Now()
+	time.Sleep(2 * time.Second)
+	to := time.Now()
+	gap, bound := rec.Gap(stopped, on, "probe"), nfqueue.Lifetime+500*time.Millisecond
+	t.Logf("longest gap %v, %.1f Mbit/s while stopped, %.1f afterwards", gap,
+		rec.Goodput(stopped.Add(bound), on, names...)/1e6, rec.Goodput(again, to, names...)/1e6)
+	if gap > bound {
+		t.Errorf("traffic was cut for %v, want at most %v", gap, bound)
+	}
+	// Gigabits while it was stopped have left holes that are filled now, which
+	// counts as goodput too.
+	if got := rec.Goodput(again, to, names...) / 1e6; got > 100 || got < 10 {
+		t.Errorf("%.1f Mbit/s after it goes on, want shaping to 20", got)
+	}
+}
+
+// TestRulesRemoved removes the tables behind our back; they come back.
+func TestRulesRemoved(t *testing.T) {
+	h := newHome(t)
+	d := h.open(t)
+	apply(t, d, link(20*mbit, 5*mbit))
+	err := h.router.DeleteTables("cakefleet-")
+	if errors.Is(err, syscall.EPERM) {
+		t.Logf("nobody else can remove them on this kernel: %v", err)
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(nfqueue.Lifetime)
+	if left := h.left(t); !strings.Contains(left, "cakefleet-wan") {
+		t.Errorf("the tables have not come back: %s", left)
+	}
+}
