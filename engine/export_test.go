@@ -69,7 +69,11 @@ func (s *Scheduler) checkTin(b *tin, bytes, memory *uint64, packets *uint32) err
 	if unresponsive != b.unresponsive {
 		return fmt.Errorf("%d unresponsive flows, %d kept", unresponsive, b.unresponsive)
 	}
-	if s.fairSrc || s.fairDst {
+	if b.hosts == nil {
+		if (s.fairSrc || s.fairDst) && sets[setBulk] != 0 {
+			return fmt.Errorf("%d bulk flows and no host table", sets[setBulk])
+		}
+	} else if s.fairSrc || s.fairDst {
 		for h := range b.hosts {
 			if s.fairSrc && b.hosts[h].srcBulk != src[h] || s.fairDst && b.hosts[h].dstBulk != dst[h] {
 				return fmt.Errorf("host %d has %d and %d bulk flows, kept are %d and %d",
