@@ -40,6 +40,12 @@ func run(args []string) int {
 	case o.version:
 		fmt.Println("cakefleet-agent", version)
 		return exitOK
+	case o.importSQM != "":
+		if err := importSQM(os.Stdout, o.importSQM); err != nil {
+			fmt.Fprintln(os.Stderr, "cakefleet-agent:", err)
+			return exitFailed
+		}
+		return exitOK
 	}
 	log := hclog.New(&hclog.LoggerOptions{
 		Name:       "cakefleet-agent",

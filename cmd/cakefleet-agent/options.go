@@ -25,6 +25,7 @@ type options struct {
 	logLevel                    string
 	logJSON, version            bool
 	takeover                    bool
+	importSQM                   string
 }
 
 // parseOptions reads the command line and the file that --config names. What
@@ -47,6 +48,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 		o.maxRate, err = engine.ParseRate(s)
 		return err
 	})
+	f.StringVar(&o.importSQM, "import-sqm", "", "print what the `file` of sqm-scripts, /etc/config/sqm, becomes here, and exit")
 	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	f.BoolVar(&o.logJSON, "log-json", false, "log JSON")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -61,7 +63,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 			return o, err
 		}
 	}
-	if o.version {
+	if o.version || o.importSQM != "" {
 		return o, nil
 	}
 	return o, o.validate()
