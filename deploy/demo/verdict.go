@@ -42,8 +42,6 @@ func (s *show) tell(context.Context) error {
 	say("")
 
 	for i, h := range s.homes {
-		s.judgePhase(h, s.before, i)
-		s.judgePhase(h, s.after, i)
 		fifo, shaped := s.baseline.results[i].Latency, s.before.results[i].Latency
 		s.check(shaped.Median < fifo.Median, "%s: shaped, the delay (%s) is below the FIFO's (%s)", h.router, ms(shaped.Median), ms(fifo.Median))
 		around := s.load.Record.Latency(s.changedAt.Add(-time.Second), s.changedAt.Add(2*time.Second), h.pings...)
@@ -65,19 +63,28 @@ func (s *show) tell(context.Context) error {
 	return nil
 }
 
-func (s *show) judgePhase(h *home, p *phase, i int) {
-	r := p.results[i]
-	for _, d := range []struct {
-		name string
-		got  homes.Direction
-		rate float64
-	}{{"down", r.Down, p.rates.down}, {"up", r.Up, p.rates.up}} {
-		share := d.got.Share(d.rate)
-		s.check(share >= leastShare && share <= mostShare, "%s %s: goodput %s is %.0f to %.0f %% of %g Mbit/s less %.2f for acknowledgements and probes (it is %.1f %%)",
-			h.router, p.name, d.name, 100*leastShare, 100*mostShare, d.rate/1e6, d.got.Beside/1e6, 100*share)
+// misses says what in a shaped phase is not as it should be.
+func (s *show) misses(p *phase) (misses []string) {
+	check := func(ok bool, format string, args ...any) {
+		if !ok {
+			misses = append(misses, "not so: "+fmt.Sprintf(format, args...))
+		}
 	}
-	s.check(r.Latency.Median < mostMedian, "%s %s: median delay %s is below %v", h.router, p.name, ms(r.Latency.Median), mostMedian)
-	s.check(r.Latency.P99 < mostP99, "%s %s: delay of 99 %% %s is below %v", h.router, p.name, ms(r.Latency.P99), mostP99)
+	for i, h := range s.homes {
+		r := p.results[i]
+		for _, d := range []struct {
+			name string
+			got  homes.Direction
+			rate float64
+		}{{"down", r.Down, p.rates.down}, {"up", r.Up, p.rates.up}} {
+			share := d.got.Share(d.rate)
+			check(share >= leastShare && share <= mostShare, "%s %s: goodput %s is %.0f to %.0f %% of %g Mbit/s less %.2f for acknowledgements and probes (it is %.1f %%)",
+				h.router, p.name, d.name, 100*leastShare, 100*mostShare, d.rate/1e6, d.got.Beside/1e6, 100*share)
+		}
+		check(r.Latency.Median < mostMedian, "%s %s: median delay %s is below %v", h.router, p.name, ms(r.Latency.Median), mostMedian)
+		check(r.Latency.P99 < mostP99, "%s %s: delay of 99 %% %s is below %v", h.router, p.name, ms(r.Latency.P99), mostP99)
+	}
+	return misses
 }
 
 // draw writes the picture of the whole run.

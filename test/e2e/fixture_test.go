@@ -43,7 +43,8 @@ func TestMain(m *testing.M) {
 // fleet is a network with the whole fleet running in it.
 type fleet struct {
 	*homes.Fleet
-	net *homes.Network
+	net  *homes.Network
+	plan [2]float64 // rates down and up as setPlan left them
 }
 
 // newFleet starts a fleet with nothing desired yet.
@@ -74,7 +75,7 @@ func newFleet(t *testing.T) *fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fleet{hf, net}
+	f := &fleet{Fleet: hf, net: net}
 	t.Cleanup(func() {
 		if err := f.Stop(); err != nil {
 			t.Error(err)
@@ -110,6 +111,10 @@ func (f *fleet) ctl(t *testing.T, args ...string) string {
 // setPlan sets the plan's rates, Mbit/s, and waits until all routers run it.
 func (f *fleet) setPlan(t *testing.T, down, up float64) {
 	t.Helper()
+	if f.plan == [2]float64{down, up} {
+		return
+	}
+	f.plan = [2]float64{down, up}
 	before := f.newest(t)
 	f.ctl(t, "plan", "set", planName, "--down", mbit(down), "--up", mbit(up),
 		"--options", "diffserv4 nat", "--up-options", "ack-filter")
@@ -198,7 +203,7 @@ func newLoad(t *testing.T, net *homes.Network, in ...int) []load {
 	for _, i := range in {
 		x := load{Load: l, home: net.Homes[i]}
 		for host := range homes.HostsPerHome {
-			down, up, err := l.Bulk(i, host, 2)
+			down, up, err := l.Bulk(i, host, 2, homes.Server4, homes.Server6)
 			must(t, err)
 			x.down, x.up = append(x.down, down...), append(x.up, up...)
 		}
@@ -252,33 +257,35 @@ type want struct {
 	median, p99 time.Duration // of the delay; 0 = any
 }
 
-// tries is how often a measurement may fall short: whatever else the machine
-// does takes from what homes get and never adds to it.
+// tries is how often a measurement may miss: whatever else the machine does
+// takes from what homes get, and receivers that waited for a lost segment read
+// at once what came while the line was not shaped.
 const tries = 4
 
 // wantAll measures until every home gets what it should, and returns the last
-// measurement. More than the plan is wrong at once.
+// measurement.
 func wantAll(t *testing.T, loads []load, wait, d time.Duration, wants ...want) []homes.Result {
 	t.Helper()
 	for try := 1; ; try++ {
 		all := measureAll(t, loads, wait, d)
-		short := ""
+		miss := ""
 		for i, w := range wants {
-			short += w.shortfall(t, all[i])
+			miss += w.miss(t, all[i])
 		}
-		if short == "" {
+		if miss == "" {
 			return all
 		}
 		if try == tries {
-			t.Errorf("also after %d tries:%s", tries, short)
+			t.Errorf("also after %d tries:%s", tries, miss)
 			return all
 		}
-		t.Logf("try %d:%s", try, short)
+		t.Logf("try %d:%s", try, miss)
 		wait = 0
 	}
 }
 
-func (w want) shortfall(t *testing.T, r homes.Result) (short string) {
+// miss says what a home did not get as it should.
+func (w want) miss(t *testing.T, r homes.Result) (miss string) {
 	t.Helper()
 	for _, d := range []struct {
 		name string
@@ -287,18 +294,15 @@ func (w want) shortfall(t *testing.T, r homes.Result) (short string) {
 	}{{"down", r.Down, w.down * 1e6}, {"up", r.Up, w.up * 1e6}} {
 		share := 100 * d.got.Share(d.rate)
 		t.Logf("%s: %s %.2f Mbit/s, %.2f beside it, %.1f %%", w.who, d.name, d.got.Goodput/1e6, d.got.Beside/1e6, share)
-		if share > 100 {
-			t.Errorf("%s: goodput %s is %.1f %% of the rate less acknowledgements and probes", w.who, d.name, share)
-		}
-		if share < 92 {
-			short += fmt.Sprintf(" %s: goodput %s is %.1f %% of the rate less acknowledgements and probes, want 92 %% or more.", w.who, d.name, share)
+		if share < 92 || share > 100 {
+			miss += fmt.Sprintf(" %s: goodput %s is %.1f %% of the rate less acknowledgements and probes, want 92 to 100 %%.", w.who, d.name, share)
 		}
 	}
 	t.Logf("%s: delay %+v", w.who, r.Latency)
 	if w.median > 0 && r.Latency.Median > w.median || w.p99 > 0 && r.Latency.P99 > w.p99 {
-		short += fmt.Sprintf(" %s: delay %+v, want median at most %v and 99th percentile at most %v.", w.who, r.Latency, w.median, w.p99)
+		miss += fmt.Sprintf(" %s: delay %+v, want median at most %v and 99th percentile at most %v.", w.who, r.Latency, w.median, w.p99)
 	}
-	return short
+	return miss
 }
 
 func mbit(rate float64) string { return fmt.Sprintf("%gmbit", rate) }

@@ -50,7 +50,7 @@ func TestLine(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	down, up, err := load.Bulk(0, 0, 2)
+	down, up, err := load.Bulk(0, 0, 2, homes.Server4, homes.Server6)
 	if err != nil {
 		t.Fatal(err)
 	}

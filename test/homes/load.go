@@ -57,16 +57,14 @@ func (l *Load) start(ns *testnet.Namespace, spec traffic.Spec) error {
 	return nil
 }
 
-// Bulk starts n TCP flows down and n up from one host of a home, every other
-// one over IPv6. It returns the names of the flows.
-func (l *Load) Bulk(home, host, n int) (down, up []string, err error) {
+// Bulk starts n TCP flows down and n up from one host of a home. They take
+// turns with the server's addresses, Server4 and Server6. It returns the names
+// of the flows.
+func (l *Load) Bulk(home, host, n int, servers ...netip.Addr) (down, up []string, err error) {
 	h := l.net.Homes[home]
 	spec := traffic.Spec{Nice: bulkNice, Congestion: congestion}
 	for i := range n {
-		server := netip.AddrPortFrom(Server4, servePort)
-		if i%2 == 1 {
-			server = netip.AddrPortFrom(Server6, servePort)
-		}
+		server := netip.AddrPortFrom(servers[i%len(servers)], servePort)
 		d := fmt.Sprintf("%s-%c-down-%d", h.Name, 'a'+host, i)
 		u := fmt.Sprintf("%s-%c-up-%d", h.Name, 'a'+host, i)
 		down, up = append(down, d), append(up, u)
