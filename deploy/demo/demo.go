@@ -35,7 +35,7 @@ const (
 
 var (
 	oldRates = rates{20e6, 5e6}
-	newRates = rates{40e6, 10e6}
+	newRates = rates{50e6, 12e6}
 )
 
 // show is one run of the demo.
