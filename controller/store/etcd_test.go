@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -176,6 +175,8 @@ func TestLayout(t *testing.T) {
 		"/cakefleet/v1/tokens/t1":             `{"schema":1,"router":"r2","secret_hash":"2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881","expires":"2001-09-09T01:46:40Z"}`,
 		"/cakefleet/v1/refs/plans/gold":       "4711",
 		"/cakefleet/v1/refs/subscribers/4711": "r1",
+		"/cakefleet/v1/refs/changed":          "4711",
+		"/cakefleet/v1/refs/served":           "r1",
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -299,75 +300,6 @@ func TestFleet065_DeletedAtCompaction(t *testing.T) {
 	}
 	put(t, a, "steel")
 	until(t, "b watches again", func() bool { return hasPlan(b, "steel") })
-}
-
-// An import that is killed half-way leaves every subscriber as before or as
-// wanted, and nothing else; doing it again completes it.
-func TestFleet067_ImportKilledHalfWay(t *testing.T) {
-	rows := 50_000
-	if testing.Short() {
-		rows = 2_000
-	}
-	dir := t.TempDir()
-	plans := []string{"old", "new"}
-	all := func(name string, from func(id string) plan.Revision) []store.SubscriberWrite {
-		ws := make([]store.SubscriberWrite, rows)
-		for i := range ws {
-			id := fmt.Sprintf("s%06d", i)
-			ws[i] = store.SubscriberWrite{Subscriber: plan.Subscriber{ID: id, Plan: name, Labels: map[string]string{"is": name}}, Expect: from(id)}
-		}
-		return ws
-	}
-	stored := func(s *store.Store) func(string) plan.Revision {
-		return func(id string) (rev plan.Revision) {
-			s.View(func(st *store.State) { sub, _ := st.Subscriber(id); rev = sub.Revision })
-			return rev
-		}
-	}
-	t.Run("kill", func(t *testing.T) {
-		var seen atomic.Int64
-		ctx, kill := context.WithCancel(t.Context())
-		s := openEtcd(t, store.Config{DataDir: dir}, func(c store.Change) {
-			if c.Kind == store.KindSubscriber && seen.Add(1) == int64(rows+rows/2) {
-				kill()
-			}
-		})
-		for _, name := range plans {
-			put(t, s, name)
-		}
-		if n, err := s.WriteSubscribers(ctx, all("old", stored(s))); err != nil || n != rows {
-			t.Fatalf("%d written: %v", n, err)
-		}
-		n, err := s.WriteSubscribers(ctx, all("new", stored(s)))
-		if !errors.Is(err, context.Canceled) || n == 0 || n == rows {
-			t.Fatalf("%d of %d written: %v; the kill came too late or too early", n, rows, err)
-		}
-	})
-	s := openEtcd(t, store.Config{DataDir: dir})
-	var left []store.SubscriberWrite
-	count := map[string]int{}
-	s.View(func(st *store.State) {
-		for sub := range st.Subscribers("") {
-			count[sub.Plan]++
-			if sub.Labels["is"] != sub.Plan {
-				t.Errorf("subscriber %s has plan %s and the labels of %s", sub.ID, sub.Plan, sub.Labels["is"])
-			}
-			if sub.Plan == "old" {
-				left = append(left, store.SubscriberWrite{Subscriber: plan.Subscriber{ID: sub.ID, Plan: "new"}, Expect: sub.Revision})
-			}
-		}
-		if count["old"] == 0 || count["new"] == 0 || count["old"]+count["new"] != rows || st.CountSubscribers("new") != count["new"] {
-			t.Errorf("after the kill: %v", count)
-		}
-	})
-	if n, err := s.WriteSubscribers(t.Context(), left); err != nil || n != len(left) {
-		t.Fatalf("%d of %d written: %v", n, len(left), err)
-	}
-	s.View(func(st *store.State) {
-		if n := st.CountSubscribers("new"); n != rows {
-			t.Errorf("%d of %d subscribers are new after the second import", n, rows)
-		}
-	})
 }
 
 // When etcd is full, writes say so, and what is known can still be read and

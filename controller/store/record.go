@@ -49,6 +49,9 @@ type (
 		Plan    string            `json:"plan"`
 		Labels  map[string]string `json:"labels,omitempty"`
 		Updated time.Time         `json:"updated"`
+
+		// Revision at which an import made it count; absent: that of the key.
+		Imported plan.Revision `json:"imported,omitempty"`
 	}
 	routerRecord struct {
 		Schema     int       `json:"schema"`
@@ -76,8 +79,12 @@ func encodePlan(p plan.Plan) []byte {
 	return encode(planRecord{Schema: schema, Down: encodeLink(p.Link.Down), Up: encodeLink(p.Link.Up), Updated: p.Updated})
 }
 
-func encodeSubscriber(s plan.Subscriber) []byte {
-	return encode(subscriberRecord{Schema: schema, Plan: s.Plan, Labels: s.Labels, Updated: s.Updated})
+func encodeSubscriber(s plan.Subscriber) []byte { return encodeImported(s, 0) }
+
+// encodeImported returns the record of a subscriber that an import made count
+// at a revision.
+func encodeImported(s plan.Subscriber, rev plan.Revision) []byte {
+	return encode(subscriberRecord{Schema: schema, Plan: s.Plan, Labels: s.Labels, Updated: s.Updated, Imported: rev})
 }
 
 func encodeRouter(r plan.Router) []byte {
@@ -121,6 +128,9 @@ func decodeSubscriber(id string, value []byte, rev plan.Revision) (plan.Subscrib
 	var r subscriberRecord
 	if err := decode(value, &r, &r.Schema); err != nil {
 		return plan.Subscriber{}, err
+	}
+	if r.Imported != 0 {
+		rev = r.Imported
 	}
 	return plan.Subscriber{ID: id, Plan: r.Plan, Labels: r.Labels, Revision: rev, Updated: r.Updated}, nil
 }
@@ -217,6 +227,18 @@ func decodeLink(r *linkRecord) (engine.Config, error) {
 		MemoryLimit: r.MemoryLimit,
 		Fwmark:      r.Fwmark,
 	}, nil
+}
+
+// revisionIn returns the revision of a record, which an import may have made
+// count before it was stored under its key.
+func revisionIn(it Item) plan.Revision {
+	var r struct {
+		Imported plan.Revision `json:"imported"`
+	}
+	if k, _, ok := parseKey(it.Key); ok && k == KindSubscriber && json.Unmarshal(it.Value, &r) == nil && r.Imported != 0 {
+		return r.Imported
+	}
+	return plan.Revision(it.Revision)
 }
 
 // updated returns the time in a record of any kind; zero if it has none.

@@ -17,6 +17,9 @@ type State struct {
 	subscribers table[plan.Subscriber]
 	routers     table[plan.Router]
 	tokens      table[Token]
+	modified    map[string]plan.Revision // of subscribers whose key has another revision than the record
+	changed     int64                    // revision of changedKey
+	commit      commit                   // the import that counts and is not rolled forward; its id is empty if there is none
 
 	// Indexes. They follow references even if the target doesn't exist, so
 	// that a record that somebody removed by hand can be named.
@@ -39,6 +42,7 @@ func newState() *State {
 		subscribers:         newTable[plan.Subscriber](),
 		routers:             newTable[plan.Router](),
 		tokens:              newTable[Token](),
+		modified:            map[string]plan.Revision{},
 		subscribersOfPlan:   newIndex(),
 		routersOfSubscriber: newIndex(),
 		routersOfPlan:       newIndex(),
@@ -131,6 +135,7 @@ func (s *State) Affected(c Change) iter.Seq[string] {
 }
 
 func (s *State) setSubscriber(id string, sub plan.Subscriber, exists bool) {
+	delete(s.modified, id)
 	old, had := s.subscribers.byID[id]
 	if had && exists && old.Plan == sub.Plan {
 		s.subscribers.byID[id] = sub
@@ -200,6 +205,15 @@ func (s *State) revisionOf(k Kind, id string) plan.Revision {
 	}
 }
 
+// stored returns the revision of the key of a subscriber whose record has a
+// revision.
+func (s *State) stored(id string, rev plan.Revision) plan.Revision {
+	if m, ok := s.modified[id]; ok && s.subscribers.byID[id].Revision == rev {
+		return m
+	}
+	return rev
+}
+
 // remove takes a record out; false if there was none.
 func (s *State) remove(k Kind, id string) bool {
 	if s.revisionOf(k, id) == 0 {
@@ -233,6 +247,9 @@ func (s *State) put(k Kind, id string, value []byte, rev plan.Revision) error {
 			return err
 		}
 		s.setSubscriber(id, sub, true)
+		if sub.Revision != rev {
+			s.modified[id] = rev
+		}
 	case KindRouter:
 		r, err := decodeRouter(id, value, rev)
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -34,7 +35,13 @@ type Store struct {
 
 	// taking makes those who change the state one: the watch and the compare.
 	taking     sync.Mutex
-	unreadable map[string]int64 // guarded by taking: keys that can't be decoded, and their revision
+	unreadable map[string]int64               // guarded by taking: keys that can't be decoded, and their revision
+	staged     map[string]map[string][]staged // guarded by taking: pieces of imports that don't count yet, by import and part
+
+	stuck bool // guarded by taking: nothing but a list can go on
+
+	own     atomic.Value  // string: the newest import of this store
+	rolling chan struct{} // capacity 1: there is an import to roll forward
 
 	mu     sync.RWMutex
 	state  *State        // guarded by mu
@@ -51,6 +58,8 @@ func New(ctx context.Context, kv KV, c Config) (*Store, error) {
 		logger:     c.Logger,
 		compare:    c.CompareInterval,
 		unreadable: map[string]int64{},
+		staged:     map[string]map[string][]staged{},
+		rolling:    make(chan struct{}, 1),
 		state:      newState(),
 		moved:      make(chan struct{}),
 		closed:     make(chan struct{}),

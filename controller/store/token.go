@@ -40,7 +40,7 @@ func (s *Store) PutToken(ctx context.Context, t Token) error {
 	}
 	w := write{kind: KindToken, id: t.ID, value: encodeToken(t), expect: 0}
 	if t.Subscriber != "" {
-		w.ref, w.refID, w.unmarked = KindSubscriber, t.Subscriber, true
+		w.ref, w.refs, w.unmarked = KindSubscriber, []string{t.Subscriber}, true
 	}
 	_, err := s.put(ctx, w)
 	return err
@@ -112,14 +112,20 @@ func (s *Store) useToken(ctx context.Context, t Token) (r plan.Router, done bool
 	}
 	ops := []Op{{key(KindToken, t.ID), nil}, {key(KindRouter, r.ID), encodeRouter(r)}}
 	if r.Subscriber != "" {
-		compares = append(compares, Compare{key(KindSubscriber, r.Subscriber), Greater, 0})
-		ops = append(ops, marker(KindSubscriber, r.Subscriber, r.ID))
+		compares = append(compares, Compare{commitKey, Equal, 0}, Compare{key(KindSubscriber, r.Subscriber), Greater, 0})
+		ops = append(ops, marker(KindSubscriber, r.Subscriber, r.ID), Op{servedKey, []byte(r.ID)})
 	}
 	res, err := s.kv.Txn(ctx, compares, ops)
 	if err != nil {
 		return plan.Router{}, false, fmt.Errorf("use token %s: %w", t.ID, err)
 	}
 	if !res.OK {
+		if find(res.Items, commitKey) != nil {
+			if err := s.await(ctx, plan.Revision(res.Revision)); err != nil {
+				return plan.Router{}, false, fmt.Errorf("use token %s: %w", t.ID, err)
+			}
+			return plan.Router{}, false, s.awaitImport(ctx)
+		}
 		if r.Subscriber != "" && find(res.Items, key(KindSubscriber, r.Subscriber)) == nil {
 			return plan.Router{}, false, &Error{Kind: KindRouter, ID: r.ID, Err: ErrDangling, Ref: KindSubscriber, RefID: r.Subscriber}
 		}

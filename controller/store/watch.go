@@ -24,16 +24,17 @@ func (s *Store) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wg.Go(func() { s.compareLoop(ctx) })
+	wg.Go(func() { s.rollLoop(ctx) })
 
 	wait := retryFirst
 	for ctx.Err() == nil {
 		begin := s.Revision()
-		err := s.kv.Watch(ctx, Prefix, int64(begin), s.take)
+		err := s.watch(ctx, begin)
 		if ctx.Err() != nil {
 			break
 		}
-		if errors.Is(err, ErrCompacted) {
-			s.logger.Info("watch fell behind a compaction, list everything", "revision", begin)
+		if errors.Is(err, ErrCompacted) || errors.Is(err, errIncomplete) {
+			s.logger.Info("watch has missed something, list everything", "revision", begin, "error", err)
 			err = s.list(ctx)
 			if err == nil {
 				wait = retryFirst
@@ -53,10 +54,27 @@ func (s *Store) Run(ctx context.Context) error {
 	return nil
 }
 
+// errIncomplete says that an import counts of which the watch has not seen all.
+var errIncomplete = errors.New("pieces of an import are missing")
+
+// watch takes what happens after a revision until something goes wrong.
+func (s *Store) watch(ctx context.Context, after plan.Revision) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	return s.kv.Watch(ctx, Prefix, int64(after), func(b Batch) {
+		if !s.take(b) {
+			cancel(errIncomplete)
+		}
+	})
+}
+
 func (s *Store) compareLoop(ctx context.Context) {
 	tick := time.NewTicker(s.compare)
 	defer tick.Stop()
 	for {
+		if err := s.sweep(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			s.logger.Warn("remove what old imports have staged", "error", err)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -68,10 +86,14 @@ func (s *Store) compareLoop(ctx context.Context) {
 	}
 }
 
-// take brings the state forward by what the watch has seen.
-func (s *Store) take(b Batch) {
+// take brings the state forward by what the watch has seen. If it returns
+// false, the state stays as it was and everything must be listed.
+func (s *Store) take(b Batch) bool {
 	s.taking.Lock()
 	defer s.taking.Unlock()
+	if s.stuck {
+		return false
+	}
 	s.mu.Lock()
 	var changes []Change
 	for _, it := range b.Items {
@@ -81,11 +103,23 @@ func (s *Store) take(b Batch) {
 		}
 		if k, id, ok := parseKey(it.Key); ok {
 			changes = s.takeItem(changes, k, id, it)
+			continue
+		}
+		var ok bool
+		if changes, ok = s.takeImport(changes, it); !ok {
+			// A commit is alone in its transaction with markers, so that what is
+			// before it in the batch may count.
+			s.stuck = true
+			s.reachLocked(max(s.state.revision, plan.Revision(it.Revision)-1))
+			s.mu.Unlock()
+			s.tell(changes)
+			return false
 		}
 	}
 	s.reachLocked(max(s.state.revision, plan.Revision(b.Revision)))
 	s.mu.Unlock()
 	s.tell(changes)
+	return true
 }
 
 // list makes the state what a full list has, and tells what differed. The
@@ -97,29 +131,49 @@ func (s *Store) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	over := s.listImports(items)
 	s.mu.Lock()
 	seen := s.state.revision
 	var changes []Change
 	missed := 0
-	have := make(map[string]bool, len(items))
+	note := func(n int, rev plan.Revision) {
+		if len(changes) > n && rev <= seen {
+			missed++
+		}
+	}
+	listed := make(map[string]bool, len(items))
 	for _, it := range items {
 		k, id, ok := parseKey(it.Key)
 		if !ok {
 			continue
 		}
-		have[it.Key] = true
-		if s.state.revisionOf(k, id) == plan.Revision(it.Revision) {
+		if _, is := over.writes[id]; is && k == KindSubscriber {
+			continue
+		}
+		listed[it.Key] = true
+		have := s.state.revisionOf(k, id)
+		if k == KindSubscriber {
+			have = s.state.stored(id, have)
+		}
+		if have == plan.Revision(it.Revision) {
 			continue
 		}
 		n := len(changes)
 		changes = s.takeItem(changes, k, id, it)
-		if len(changes) > n && plan.Revision(it.Revision) <= seen {
-			missed++
-		}
+		note(n, plan.Revision(it.Revision))
 	}
+	for id, w := range over.writes {
+		listed[key(KindSubscriber, id)] = !w.remove
+		n := len(changes)
+		changes = s.state.overlay(changes, []staged{w}, over.commit.revision)
+		note(n, over.commit.revision)
+	}
+	s.state.changed = over.changed
+	s.setCommit(over.commit)
+	s.stuck = false
 	var gone []Item
 	for k, id := range s.state.records() {
-		if !have[key(k, id)] {
+		if !listed[key(k, id)] {
 			gone = append(gone, Item{Key: key(k, id), Revision: rev})
 		}
 	}
@@ -128,7 +182,7 @@ func (s *Store) list(ctx context.Context) error {
 		changes = s.takeItem(changes, k, id, it)
 	}
 	for k := range s.unreadable {
-		if !have[k] {
+		if !listed[k] {
 			delete(s.unreadable, k)
 		}
 	}
@@ -146,6 +200,9 @@ func (s *Store) list(ctx context.Context) error {
 // newer controller may have written what this one doesn't understand.
 func (s *Store) takeItem(changes []Change, k Kind, id string, it Item) []Change {
 	c := Change{Kind: k, ID: id, Revision: plan.Revision(it.Revision)}
+	if k == KindSubscriber && s.state.commit.id != "" && s.unchanged(id, it) {
+		return changes // an import that is rolled forward
+	}
 	if it.Value == nil {
 		delete(s.unreadable, it.Key)
 		c.Deleted = true

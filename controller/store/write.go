@@ -46,7 +46,7 @@ func (s *Store) PutSubscriber(ctx context.Context, sub plan.Subscriber, expect p
 	var err error
 	sub.Revision, err = s.put(ctx, write{
 		kind: KindSubscriber, id: sub.ID, value: encodeSubscriber(sub), expect: expect,
-		ref: KindPlan, refID: sub.Plan,
+		ref: KindPlan, refs: plansOf(sub),
 	})
 	return sub, err
 }
@@ -60,7 +60,7 @@ func (s *Store) PutRouter(ctx context.Context, r plan.Router, expect plan.Revisi
 	r.Updated = stamp()
 	w := write{kind: KindRouter, id: r.ID, value: encodeRouter(r), expect: expect}
 	if r.Subscriber != "" {
-		w.ref, w.refID = KindSubscriber, r.Subscriber
+		w.ref, w.refs = KindSubscriber, []string{r.Subscriber}
 	}
 	var err error
 	r.Revision, err = s.put(ctx, w)
@@ -80,8 +80,8 @@ func (s *Store) DeleteRouter(ctx context.Context, id string, expect plan.Revisio
 }
 
 // DeletePlan removes a plan after it has moved its subscribers, if there are
-// any, to replacement. They move in batches; if it stops half-way, every
-// subscriber has one plan or the other, and doing it again goes on from there.
+// any, to replacement, all of them at once. If it stops half-way, all have one
+// plan or the other, and doing it again goes on from there.
 //
 // Errors: ErrNotFound, ErrConflict, ErrInUse if there are subscribers and no
 // replacement, ErrDangling if the replacement doesn't exist, ErrInvalid if it
@@ -130,22 +130,19 @@ type SubscriberWrite struct {
 	Expect     plan.Revision // that the stored one must have; 0 for none
 }
 
-// WriteSubscribers puts and removes many subscribers, in order, and returns
-// how many were written. It is atomic if they fit one transaction (about 120,
-// or 60 that are removed); more are written in transactions of that size, and
-// it stops at the first that fails, so that each subscriber is either as before
-// or as wanted. Making the writes anew from the state and doing them again
-// completes it.
+// WriteSubscribers makes all writes or none, however many there are, and
+// returns how many were made. Every reader, on every controller, sees either
+// none of them or all.
 //
-// Errors: ErrInvalid before anything is written; ErrConflict, ErrNotFound,
-// ErrExists, ErrDangling, ErrInUse of the first subscriber that can't be
-// written.
+// Errors: ErrInvalid, ErrConflict, ErrNotFound, ErrExists, ErrDangling, ErrInUse
+// of the first subscriber that can't be written; nothing is written then.
+// ErrUnavailable and ErrFull mean that nothing is, or everything is.
 func (s *Store) WriteSubscribers(ctx context.Context, writes []SubscriberWrite) (written int, err error) {
 	return s.writeSubscribers(ctx, writes, nil)
 }
 
-// writeSubscribers is WriteSubscribers where every transaction also needs
-// guards to hold, which are about whole records.
+// writeSubscribers is WriteSubscribers that also needs guards to hold, which
+// are about whole records.
 func (s *Store) writeSubscribers(ctx context.Context, writes []SubscriberWrite, guards []Compare) (written int, err error) {
 	ids := make(map[string]bool, len(writes))
 	for _, w := range writes {
@@ -161,27 +158,30 @@ func (s *Store) writeSubscribers(ctx context.Context, writes []SubscriberWrite, 
 			return 0, invalid(KindSubscriber, id, err)
 		}
 	}
+	if len(writes) == 0 {
+		return 0, nil
+	}
 	now := stamp()
-	for tries := 0; written < len(writes); {
+	for range attempts {
 		t := txn{seen: s.Revision(), guards: guards, compares: slices.Clone(guards)}
-		n := 0
-		for _, w := range writes[written:] {
+		for _, w := range writes {
 			if !t.add(subscriberWrite(w, now)) {
-				break
+				if err := s.importSubscribers(ctx, writes, guards); err != nil {
+					return 0, err
+				}
+				return len(writes), nil
 			}
-			n++
 		}
 		_, err := s.commit(ctx, &t)
-		if tries++; errors.Is(err, errMoved) && tries < attempts {
+		if errors.Is(err, errMoved) {
 			continue
 		}
 		if err != nil {
-			return written, err
+			return 0, err
 		}
-		written += n
-		tries = 0
+		return len(writes), nil
 	}
-	return written, nil
+	return 0, fmt.Errorf("write %d subscribers: %w", len(writes), errBusy)
 }
 
 func subscriberWrite(sw SubscriberWrite, now time.Time) write {
@@ -192,9 +192,12 @@ func subscriberWrite(sw SubscriberWrite, now time.Time) write {
 	sub.Updated = now
 	return write{
 		kind: KindSubscriber, id: sub.ID, value: encodeSubscriber(sub), expect: sw.Expect,
-		ref: KindPlan, refID: sub.Plan,
+		ref: KindPlan, refs: plansOf(sub),
 	}
 }
+
+// plansOf returns the plans that a subscriber refers to, each once.
+func plansOf(sub plan.Subscriber) []string { return []string{sub.Plan} }
 
 // write is one record to put, or to delete if there is no value.
 type write struct {
@@ -203,10 +206,27 @@ type write struct {
 	value  []byte
 	expect plan.Revision
 
-	ref      Kind // what it refers to; empty if to nothing
-	refID    string
-	unmarked bool // the reference doesn't hold its target
-	users    Kind // of a deletion: what may refer to it; empty if nothing does
+	ref      Kind     // what it refers to; empty if to nothing
+	refs     []string // ids of that kind
+	unmarked bool     // the references don't hold their targets
+	users    Kind     // of a deletion: what may refer to it; empty if nothing does
+}
+
+// waits tells whether it must not be made while an import is rolled forward.
+func (w write) waits() bool {
+	return w.kind == KindSubscriber || w.ref == KindSubscriber || w.users != ""
+}
+
+// touches returns the marker that an import looks at; empty if none.
+func (w write) touches() string {
+	switch {
+	case w.kind == KindSubscriber, w.kind == KindPlan && w.users != "":
+		return changedKey
+	case w.ref == KindSubscriber && !w.unmarked:
+		return servedKey
+	default:
+		return ""
+	}
 }
 
 func (s *Store) put(ctx context.Context, w write) (plan.Revision, error) {
@@ -252,7 +272,7 @@ func (s *Store) expected(ctx context.Context, k Kind, id string, expect plan.Rev
 	if len(items) == 0 {
 		return 0, notFound(k, id)
 	}
-	return plan.Revision(items[0].Revision), s.await(ctx, plan.Revision(rev))
+	return revisionIn(items[0]), s.await(ctx, plan.Revision(rev))
 }
 
 // errMoved says that a reference was made to what is to be deleted, between
@@ -266,7 +286,7 @@ type txn struct {
 	writes   []write
 	compares []Compare // the guards, and those of the writes
 	ops      []Op
-	marked   map[string]bool
+	marked   map[string]bool // what is compared or put once for all writes
 	bytes    int
 }
 
@@ -279,10 +299,19 @@ func (t *txn) add(w write) bool {
 		compares = append(compares, Compare{k, Equal, int64(w.expect)})
 	}
 	ops = append(ops, Op{k, w.value})
-	if w.ref != "" && !t.marked[refKey(w.ref, w.refID)] {
-		compares = append(compares, Compare{key(w.ref, w.refID), Greater, 0})
+	if w.waits() && !t.marked[commitKey] {
+		compares = append(compares, Compare{commitKey, Equal, 0})
+	}
+	if m := w.touches(); m == servedKey && !t.marked[m] {
+		ops = append(ops, Op{m, []byte(w.id)})
+	}
+	for _, id := range w.refs {
+		if t.marked[refKey(w.ref, id)] {
+			continue
+		}
+		compares = append(compares, Compare{key(w.ref, id), Greater, 0})
 		if !w.unmarked {
-			ops = append(ops, marker(w.ref, w.refID, w.id))
+			ops = append(ops, marker(w.ref, id, w.id))
 		}
 	}
 	if w.users != "" {
@@ -290,15 +319,17 @@ func (t *txn) add(w write) bool {
 		compares = append(compares, Compare{m, Less, int64(t.seen) + 1})
 		ops = append(ops, Op{m, nil})
 	}
-	full := len(t.compares)+len(compares) > maxOps || len(t.ops)+len(ops) > maxOps || t.bytes+len(w.value) > maxBytes
+	full := len(t.compares)+len(compares) > maxOps || len(t.ops)+len(ops)+1 > maxOps || t.bytes+len(w.value) > maxBytes
 	if full && len(t.writes) > 0 {
 		return false
 	}
-	if w.ref != "" && !w.unmarked {
-		if t.marked == nil {
-			t.marked = map[string]bool{}
-		}
-		t.marked[refKey(w.ref, w.refID)] = true
+	if t.marked == nil {
+		t.marked = map[string]bool{}
+	}
+	t.marked[commitKey] = t.marked[commitKey] || w.waits()
+	t.marked[w.touches()] = true
+	for _, id := range w.refs {
+		t.marked[refKey(w.ref, id)] = true
 	}
 	t.writes = append(t.writes, w)
 	t.compares = append(t.compares, compares...)
@@ -313,23 +344,53 @@ func marker(target Kind, id, by string) Op { return Op{refKey(target, id), []byt
 
 // commit does a transaction and waits until the state has seen it.
 func (s *Store) commit(ctx context.Context, t *txn) (plan.Revision, error) {
-	if err := s.free(t); err != nil {
-		return 0, err
-	}
 	first := t.writes[0]
-	res, err := s.kv.Txn(ctx, t.compares, t.ops)
-	if err != nil {
-		return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+	for {
+		if err := s.free(t); err != nil {
+			return 0, err
+		}
+		compares, ops := s.prepare(t)
+		res, err := s.kv.Txn(ctx, compares, ops)
+		if err != nil {
+			return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+		}
+		rev := plan.Revision(res.Revision)
+		// Also after a refusal: who reads next should see what was in the way.
+		if err := s.await(ctx, rev); err != nil {
+			return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+		}
+		if res.OK {
+			return rev, nil
+		}
+		if find(res.Items, commitKey) == nil {
+			return 0, t.refusal(res.Items)
+		}
+		if err := s.awaitImport(ctx); err != nil {
+			return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+		}
 	}
-	rev := plan.Revision(res.Revision)
-	// Also after a refusal: who reads next should see what was in the way.
-	if err := s.await(ctx, rev); err != nil {
-		return 0, fmt.Errorf("write %s %s: %w", first.kind, first.id, err)
+}
+
+// prepare returns what a transaction compares and does, as the state is now.
+func (s *Store) prepare(t *txn) ([]Compare, []Op) {
+	compares, ops := slices.Clone(t.compares), t.ops
+	s.View(func(st *State) {
+		for i, c := range compares {
+			if k, id, ok := parseKey(c.Key); ok && k == KindSubscriber && c.Relation == Equal && c.Revision > 0 {
+				compares[i].Revision = int64(st.stored(id, plan.Revision(c.Revision)))
+			}
+		}
+	})
+	if t.marked[changedKey] {
+		// When etcd is full it takes deletions and nothing else: a transaction of
+		// deletions moves the marker by deleting it.
+		mark := Op{changedKey, nil}
+		if t.bytes > 0 {
+			mark.Value = []byte(t.writes[0].id)
+		}
+		ops = append(slices.Clip(ops), mark)
 	}
-	if res.OK {
-		return rev, nil
-	}
-	return 0, t.refusal(res.Items)
+	return compares, ops
 }
 
 // free returns ErrInUse if anything that is to be deleted has users.
@@ -363,8 +424,10 @@ func (t *txn) refusal(items []Item) error {
 		if err := differs(w.kind, w.id, w.expect, items); err != nil {
 			return err
 		}
-		if w.ref != "" && find(items, key(w.ref, w.refID)) == nil {
-			return &Error{Kind: w.kind, ID: w.id, Err: ErrDangling, Ref: w.ref, RefID: w.refID}
+		for _, id := range w.refs {
+			if find(items, key(w.ref, id)) == nil {
+				return &Error{Kind: w.kind, ID: w.id, Err: ErrDangling, Ref: w.ref, RefID: id}
+			}
 		}
 	}
 	return errMoved
@@ -374,12 +437,12 @@ func (t *txn) refusal(items []Item) error {
 func differs(k Kind, id string, expect plan.Revision, items []Item) error {
 	it := find(items, key(k, id))
 	switch {
-	case expect == Any || it == nil && expect == 0 || it != nil && plan.Revision(it.Revision) == expect:
+	case expect == Any || it == nil && expect == 0 || it != nil && revisionIn(*it) == expect:
 		return nil
 	case it == nil:
 		return notFound(k, id)
 	}
-	e := &Error{Kind: k, ID: id, Err: ErrConflict, Want: expect, Have: plan.Revision(it.Revision), Updated: updated(it.Value)}
+	e := &Error{Kind: k, ID: id, Err: ErrConflict, Want: expect, Have: revisionIn(*it), Updated: updated(it.Value)}
 	if expect == 0 {
 		e.Err = ErrExists
 	}
