@@ -21,6 +21,10 @@ const (
 	mostFile    = 256 << 20 // bytes
 	mostChanges = 1000      // that are told
 	mostErrors  = 10_000    // that are told: a message may have 4 MiB
+
+	// massPercent is the share of subscribers that a file may change or remove
+	// without being asked again.
+	massPercent = 20
 )
 
 // SubscriberService keeps who is served with which plan.
@@ -114,37 +118,51 @@ func (s *SubscriberService) DeleteSubscriber(ctx context.Context, req *pb.Delete
 	return &pb.DeleteSubscriberResponse{}, nil
 }
 
-// ImportSubscribers reads a CSV file and makes the store like it.
+// ImportSubscribers reads a file and makes the store like it, all at once.
 func (s *SubscriberService) ImportSubscribers(stream grpc.ClientStreamingServer[pb.ImportSubscribersRequest, pb.ImportSubscribersResponse]) error {
 	data, options, err := receiveFile(stream)
 	if err != nil {
 		return statusOf(err)
 	}
+	if options.GetMassChangePercent() > 100 {
+		return statusOf(badField("mass_change_percent", fmt.Errorf("mass change: %d %% is more than all", options.GetMassChangePercent())))
+	}
 	file := subimport.Parse(data)
-	var done []subimport.Change // that are stored
 	for try := 1; ; try++ {
-		var d subimport.Diff
-		s.store.View(func(st *store.State) { d = subimport.Compare(file, st, options.GetRemoveMissing()) })
-		if len(d.Errors) > 0 && len(done) > 0 {
-			e := d.Errors[0]
-			return statusOf(fmt.Errorf("import: %d changes are stored, but line %d can't be any more: %s: %w", len(done), e.Line, e.Message, store.ErrConflict))
+		d, held := s.compare(file, options)
+		resp := importMessage(d)
+		resp.Held = held
+		if len(d.Errors) > 0 && (!options.GetKeepGoing() || file.Broken) || held != "" || options.GetDryRun() {
+			return stream.SendAndClose(resp)
 		}
-		if len(d.Errors) > 0 || options.GetDryRun() {
-			return stream.SendAndClose(importMessage(d, d.Changes))
-		}
-		n, err := s.store.WriteSubscribers(stream.Context(), writes(d))
-		done = append(done, d.Changes[:n]...)
+		_, err := s.store.WriteSubscribers(stream.Context(), writes(d))
 		if err == nil {
-			resp := importMessage(d, done)
 			resp.Applied = true
 			return stream.SendAndClose(resp)
 		}
-		// What others changed meanwhile is compared anew; what is stored
-		// already is no longer a difference then.
+		// What others changed meanwhile is compared anew.
 		if !overtaken(err) || try == attempts {
-			return statusOf(fmt.Errorf("import: %d of %d changes are stored, doing it again completes it: %w", n, len(d.Changes), err))
+			return statusOf(fmt.Errorf("import: nothing is stored: %w", err))
 		}
 	}
+}
+
+// compare returns what a file changes, and why that is held back; empty if it
+// isn't.
+func (s *SubscriberService) compare(file subimport.File, options *pb.ImportSubscribersRequest) (d subimport.Diff, held string) {
+	s.store.View(func(st *store.State) {
+		d = subimport.Compare(file, st, subimport.Options{RemoveMissing: options.GetRemoveMissing(), KeepGoing: options.GetKeepGoing()})
+		if options.GetAllowMassChange() {
+			return
+		}
+		percent := options.GetMassChangePercent()
+		if percent == 0 {
+			percent = massPercent
+		}
+		_, stored, _ := st.Len()
+		held = d.Mass(stored, percent)
+	})
+	return d, held
 }
 
 // overtaken tells whether a write was refused because the state had changed.
@@ -188,9 +206,11 @@ func writes(d subimport.Diff) []store.SubscriberWrite {
 	return ws
 }
 
-// importMessage returns what is told of an import that makes some changes.
-func importMessage(d subimport.Diff, changes []subimport.Change) *pb.ImportSubscribersResponse {
-	m := &pb.ImportSubscribersResponse{Unchanged: uint32(d.Unchanged)}
+// importMessage returns what is told of an import.
+func importMessage(d subimport.Diff) *pb.ImportSubscribersResponse {
+	m := &pb.ImportSubscribersResponse{
+		Added: uint32(d.Added), Changed: uint32(d.Changed), Removed: uint32(d.Removed), Unchanged: uint32(d.Unchanged),
+	}
 	for i, e := range d.Errors {
 		if i == mostErrors {
 			m.Errors = append(m.Errors, &pb.ImportError{Message: fmt.Sprintf("and %d more", len(d.Errors)-i)})
@@ -198,18 +218,8 @@ func importMessage(d subimport.Diff, changes []subimport.Change) *pb.ImportSubsc
 		}
 		m.Errors = append(m.Errors, &pb.ImportError{Line: uint32(e.Line), Column: e.Column, Message: e.Message})
 	}
-	for i, c := range changes {
-		switch c.Kind {
-		case subimport.Added:
-			m.Added++
-		case subimport.Changed:
-			m.Changed++
-		case subimport.Removed:
-			m.Removed++
-		}
-		if i < mostChanges {
-			m.Changes = append(m.Changes, changeMessage(c))
-		}
+	for _, c := range d.Changes[:min(len(d.Changes), mostChanges)] {
+		m.Changes = append(m.Changes, changeMessage(c))
 	}
 	return m
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
@@ -39,31 +40,68 @@ type Change struct {
 type Diff struct {
 	Changes                            []Change // in the order of the file, then those removed by id
 	Added, Changed, Removed, Unchanged int
-	Errors                             []LineError // if there are any, nothing may be stored
+	Errors                             []LineError // without Options.KeepGoing, nothing may be stored if there are any
+}
+
+// Options say how a file is meant.
+type Options struct {
+	RemoveMissing bool // subscribers that the file doesn't have are removed
+	KeepGoing     bool // lines that are good count although others are bad
 }
 
 // Compare returns what has to change so that the records are as the file says.
 // A label that the file has a column for becomes what the column says, and is
 // removed where the column is empty; labels that it has no column for stay.
-// Subscribers that the file doesn't have stay, unless removeMissing is set.
-func Compare(f File, stored Records, removeMissing bool) Diff {
+// Subscribers that the file doesn't have stay, unless RemoveMissing is set.
+//
+// With KeepGoing a subscriber that a bad line is about stays as it is. While
+// there is a bad line of which that can't be known, nobody is removed.
+func Compare(f File, stored Records, o Options) Diff {
 	d := Diff{Errors: slices.Clone(f.Errors)}
 	inFile := make(map[string]bool, len(f.Rows))
+	unknown := 0
 	for _, r := range f.Rows {
 		inFile[r.ID] = true
-		d.row(f, r, stored)
+		switch {
+		case r.ID == "" || r.Bad && plan.ValidateID("subscriber", r.ID) != nil:
+			unknown++
+		case r.Bad && o.KeepGoing:
+		default:
+			d.row(f, r, stored, !r.Bad)
+		}
 	}
-	if removeMissing && len(f.Errors) == 0 {
-		d.missing(stored, inFile)
+	switch {
+	case f.Broken || !o.RemoveMissing:
+	case len(f.Errors) > 0 && !o.KeepGoing:
+	case unknown > 0:
+		d.Errors = append(d.Errors, LineError{Message: fmt.Sprintf("nobody is removed, because %d bad lines may be about subscribers that are not in the file otherwise", unknown)})
+	default:
+		d.missing(stored, inFile, o.KeepGoing)
 	}
 	if len(d.Errors) > 0 {
 		slices.SortStableFunc(d.Errors, func(a, b LineError) int { return a.Line - b.Line })
-		return Diff{Errors: d.Errors}
+		if !o.KeepGoing || f.Broken {
+			return Diff{Errors: d.Errors}
+		}
 	}
 	return d
 }
 
-func (d *Diff) row(f File, r Row, stored Records) {
+// Mass returns why a diff is too much to be meant: more than a share of the
+// stored subscribers, and more than 10 of them, would be changed or removed;
+// empty if it isn't.
+func (d Diff) Mass(stored int, percent uint32) string {
+	touched := d.Changed + d.Removed
+	if touched <= alwaysFine || touched*100 <= stored*int(percent) {
+		return ""
+	}
+	return fmt.Sprintf("%d of %d subscribers would be changed and %d removed, which is more than %d %%", d.Changed, stored, d.Removed, percent)
+}
+
+// alwaysFine is how many subscribers a file may change whatever their share.
+const alwaysFine = 10
+
+func (d *Diff) row(f File, r Row, stored Records, good bool) {
 	if _, exists := stored.Plan(r.Plan); !exists {
 		// A name that can't be one has its error from Parse.
 		if plan.ValidateName("plan", r.Plan) == nil {
@@ -72,14 +110,19 @@ func (d *Diff) row(f File, r Row, stored Records) {
 		return
 	}
 	before, exists := stored.Subscriber(r.ID)
-	after := plan.Subscriber{ID: r.ID, Plan: r.Plan, Labels: merge(before.Labels, f.Labels, r.Labels)}
+	after := before
+	after.Revision, after.Updated = 0, time.Time{}
+	after.ID, after.Plan, after.Labels = r.ID, r.Plan, merge(before.Labels, append(slices.Clip(f.Labels), r.Clear...), r.Labels)
 	if exists && before.Plan == after.Plan && maps.Equal(before.Labels, after.Labels) {
 		d.Unchanged++
 		return
 	}
 	// What no single column is to blame for, such as the number of labels.
-	if err := after.Validate(); err != nil && len(f.Errors) == 0 {
-		d.Errors = append(d.Errors, LineError{r.Line, "", err.Error()})
+	if err := after.Validate(); err != nil {
+		if good {
+			d.Errors = append(d.Errors, LineError{r.Line, "", err.Error()})
+		}
+		return
 	}
 	if !exists {
 		d.Added++
@@ -91,7 +134,7 @@ func (d *Diff) row(f File, r Row, stored Records) {
 }
 
 // missing collects the subscribers to remove.
-func (d *Diff) missing(stored Records, inFile map[string]bool) {
+func (d *Diff) missing(stored Records, inFile map[string]bool, keepGoing bool) {
 	if len(inFile) == 0 {
 		d.Errors = append(d.Errors, LineError{Message: "file has no subscriber; to remove all of them, remove them one by one"})
 		return
@@ -100,9 +143,14 @@ func (d *Diff) missing(stored Records, inFile map[string]bool) {
 		if inFile[sub.ID] {
 			continue
 		}
+		served := false
 		for r := range stored.RoutersOfSubscriber(sub.ID) {
+			served = true
 			d.Errors = append(d.Errors, LineError{Message: fmt.Sprintf("subscriber %s is not in the file, but router %s serves it", sub.ID, r.ID)})
 			break
+		}
+		if served && keepGoing {
+			continue
 		}
 		d.Removed++
 		d.Changes = append(d.Changes, Change{Kind: Removed, Before: sub})

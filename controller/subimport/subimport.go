@@ -1,5 +1,5 @@
-// Package subimport reads subscribers from a CSV file and compares them with
-// those that are stored. It is pure: bytes and records in, lines that are bad
+// Package subimport reads subscribers from a CSV or JSON file and compares them
+// with those that are stored. It is pure: bytes and records in, lines that are bad
 // and changes out. It is the only judge of such a file, so that every way to
 // import gives the same verdict.
 package subimport
@@ -19,11 +19,12 @@ const (
 	columnPlan = "plan"
 )
 
-// File is what a CSV file says.
+// File is what a file says.
 type File struct {
 	Labels []string // columns that are labels, in the order of the file
 	Rows   []Row
-	Errors []LineError // in order of line; if there are any, Rows are of no use
+	Errors []LineError // in order of line
+	Broken bool        // the errors are about the file, and not about lines of it
 }
 
 // Row is one subscriber.
@@ -32,6 +33,8 @@ type Row struct {
 	ID     string
 	Plan   string
 	Labels map[string]string // those that are not empty
+	Clear  []string          // labels that are removed, besides the columns
+	Bad    bool              // there is an error about it
 }
 
 // LineError is one line that can't be used.
@@ -41,7 +44,8 @@ type LineError struct {
 	Message string
 }
 
-// Parse reads a file. The first line names the columns: id, plan, and any
+// Parse reads a file. What begins with "[" or "{" is JSON, as ParseJSON says;
+// everything else is a table. Its first line names the columns: id, plan, and any
 // others, which are labels. Columns are separated by commas, semicolons or
 // tabs; text is UTF-8 or UTF-16, with or without a byte order mark; lines end
 // in LF, CRLF or CR; spaces around a value don't count, nor do empty lines.
@@ -52,7 +56,10 @@ type LineError struct {
 func Parse(data []byte) File {
 	text, err := decode(data)
 	if err != nil {
-		return File{Errors: []LineError{{Message: err.Error()}}}
+		return File{Errors: []LineError{{Message: err.Error()}}, Broken: true}
+	}
+	if first := strings.TrimLeft(text, " \t\r\n"); strings.HasPrefix(first, "[") || strings.HasPrefix(first, "{") {
+		return parseJSON(text)
 	}
 	text, skipped, comma := separator(text)
 	p := parser{seen: map[string]int{}}
@@ -62,7 +69,7 @@ func Parse(data []byte) File {
 
 type parser struct {
 	columns []string
-	seen    map[string]int // line of each id
+	seen    map[string]int // row of each id
 	file    File
 }
 
@@ -78,7 +85,9 @@ func (p *parser) parse(text string, line int, comma byte) {
 		fields, err = split(fields[:0], strings.TrimRight(l, "\r\n"), comma)
 		if err != nil {
 			p.fail(line, "", err.Error())
+			p.file.Rows = append(p.file.Rows, Row{Line: line, Bad: true})
 			if header {
+				p.file.Broken = true
 				return // without columns nothing else can be judged
 			}
 			continue
@@ -91,6 +100,7 @@ func (p *parser) parse(text string, line int, comma byte) {
 		case header:
 			header = false
 			if !p.header(line, fields) {
+				p.file.Broken = true
 				return
 			}
 		default:
@@ -98,6 +108,7 @@ func (p *parser) parse(text string, line int, comma byte) {
 		}
 	}
 	if header {
+		p.file.Broken = true
 		p.fail(0, "", "file is empty; its first line must name the columns id and plan")
 	}
 }
@@ -132,6 +143,7 @@ func (p *parser) header(line int, fields []string) bool {
 func (p *parser) row(line int, fields []string) {
 	if len(fields) != len(p.columns) {
 		p.fail(line, "", fmt.Sprintf("line has %d columns, the first line has %d", len(fields), len(p.columns)))
+		p.file.Rows = append(p.file.Rows, Row{Line: line, Bad: true})
 		return
 	}
 	r := Row{Line: line}
@@ -153,13 +165,22 @@ func (p *parser) row(line int, fields []string) {
 			err = plan.ValidateLabel(name, value)
 		}
 		if err != nil {
+			r.Bad = true
 			p.fail(line, name, err.Error())
 		}
 	}
+	p.add(r)
+}
+
+// add takes in a row. Of two with the same id both are bad: one of them was
+// meant to be another subscriber, and nobody knows which.
+func (p *parser) add(r Row) {
 	if first, twice := p.seen[r.ID]; twice {
-		p.fail(line, columnID, fmt.Sprintf("subscriber %s is on line %d already", r.ID, first))
+		r.Bad = true
+		p.file.Rows[first].Bad = true
+		p.fail(r.Line, columnID, fmt.Sprintf("subscriber %s is on line %d already", r.ID, p.file.Rows[first].Line))
 	} else if r.ID != "" {
-		p.seen[r.ID] = line
+		p.seen[r.ID] = len(p.file.Rows)
 	}
 	p.file.Rows = append(p.file.Rows, r)
 }

@@ -121,7 +121,7 @@ func TestFleet016_OneBadLineOfTenThousand(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "%d,%s\n", i, name)
 	}
-	d := subimport.Compare(subimport.Parse([]byte(b.String())), stored("gold"), false)
+	d := subimport.Compare(subimport.Parse([]byte(b.String())), stored("gold"), subimport.Options{})
 	if len(d.Errors) != 1 || d.Errors[0].Line != 7_002 || len(d.Changes) != 0 {
 		t.Errorf("%d errors, the first %+v, and %d changes", len(d.Errors), d.Errors[:1], len(d.Changes))
 	}
@@ -191,12 +191,12 @@ func TestCompare(t *testing.T) {
 		},
 		Added: 1, Changed: 1, Unchanged: 1,
 	}
-	if d := cmp.Diff(want, subimport.Compare(f, from, false)); d != "" {
+	if d := cmp.Diff(want, subimport.Compare(f, from, subimport.Options{})); d != "" {
 		t.Errorf("without removal: %s", d)
 	}
 	want.Removed = 1
 	want.Changes = append(want.Changes, subimport.Change{Kind: subimport.Removed, Before: leaves})
-	if d := cmp.Diff(want, subimport.Compare(f, from, true)); d != "" {
+	if d := cmp.Diff(want, subimport.Compare(f, from, subimport.Options{RemoveMissing: true})); d != "" {
 		t.Errorf("with removal: %s", d)
 	}
 	if moves.Labels["site"] != "north" {
@@ -218,7 +218,7 @@ func TestCompareRefuses(t *testing.T) {
 		{"unknown plan", "id,plan\n1,brass\n", "plan brass does not exist"},
 		{"too many labels", "id,plan" + labels.String() + "\n1,gold" + strings.Repeat(",x", 65) + "\n", "65 labels"},
 	} {
-		d := subimport.Compare(subimport.Parse([]byte(c.file)), from, true)
+		d := subimport.Compare(subimport.Parse([]byte(c.file)), from, subimport.Options{RemoveMissing: true})
 		if len(d.Errors) != 1 || !strings.Contains(d.Errors[0].Message, c.want) || len(d.Changes) != 0 {
 			t.Errorf("%s: %+v, want one error with %q", c.name, d, c.want)
 		}
@@ -306,6 +306,45 @@ func BenchmarkParse(b *testing.B) {
 	for b.Loop() {
 		if f := subimport.Parse(file.Bytes()); len(f.Rows) != n || len(f.Errors) != 0 {
 			b.Fatalf("%d rows, %d errors", len(f.Rows), len(f.Errors))
+		}
+	}
+}
+
+// JSON says the same as a table; every bad subscriber has its line, and a file
+// that is cut off is no good at all.
+func TestParseJSON(t *testing.T) {
+	want := []subimport.Row{
+		{Line: 2, ID: "4711", Plan: "gold", Labels: map[string]string{"site": "Zürich", "floor": "2"}},
+		{Line: 4, ID: "0815", Plan: "silver", Clear: []string{"note", "site"}},
+	}
+	const list = "[\n {\"id\":4711,\"plan\":\"gold\",\"labels\":{\"site\":\"Zürich\",\"floor\":2}},\n\n {\"plan\":\"silver\",\n\"id\":\" 0815\",\"labels\":{\"site\":null,\"note\":\"\"}}]"
+	for _, file := range []string{list, "\ufeff" + list + "\n", `{"subscribers":` + list + "}"} {
+		f := subimport.Parse([]byte(file))
+		if d := cmp.Diff(want, f.Rows); d != "" || len(f.Errors) != 0 {
+			t.Errorf("%q: %v %s", file, f.Errors, d)
+		}
+	}
+	for _, c := range []struct {
+		name, file string
+		broken     bool
+		want       []subimport.LineError
+	}{
+		{"several bad", "[{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\":\"\",\"plan\":\"gold\"},\n{\"id\":\"2\",\"speed\":1},\n7]", false, []subimport.LineError{
+			{Line: 2, Column: "id", Message: "subscriber 1 is on line 1 already"},
+			{Line: 3, Column: "id", Message: "subscriber id is empty"},
+			{Line: 4, Message: "unknown field \"speed\""},
+			{Line: 5, Message: "a subscriber is an object with id, plan and labels, not a number"},
+		}},
+		{"cut off", "[{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\"", true, []subimport.LineError{{Message: "file ends in the middle; it seems to be cut off"}}},
+		{"no list", "{\"id\":\"1\"}", true, []subimport.LineError{{Message: "an array of subscribers is wanted, or an object whose only field is subscribers"}}},
+		{"bad comma", "[{\"id\":\"1\",\"plan\":\"gold\"}\n{}]", true, nil},
+	} {
+		f := subimport.Parse([]byte(c.file))
+		if f.Broken != c.broken || len(f.Errors) == 0 {
+			t.Errorf("%s: broken %t, errors %v", c.name, f.Broken, f.Errors)
+		}
+		if d := cmp.Diff(c.want, f.Errors); d != "" && c.want != nil {
+			t.Errorf("%s: %s", c.name, d)
 		}
 	}
 }

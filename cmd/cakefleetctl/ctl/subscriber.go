@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
@@ -213,27 +214,45 @@ func (a *app) subscriberDelete() *cobra.Command {
 }
 
 func (a *app) subscriberImport() *cobra.Command {
-	var dryRun, removeMissing bool
+	options := &pb.ImportSubscribersRequest{}
 	c := &cobra.Command{
-		Use:   "import FILE.csv [--dry-run] [--remove-missing]",
-		Short: "Make the subscribers like a CSV file, or tell what would change",
-		Long: `Make the subscribers like a CSV file: the header names the columns, of which
-id and plan are needed and every other one is a label. A bad line leaves
-everything as it was and every bad line is listed. - is standard input.
+		Use:   "import FILE [--dry-run] [--remove-missing] [--keep-going] [--allow-mass-change]",
+		Short: "Make the subscribers like a CSV or JSON file, or tell what would change",
+		Long: `Make the subscribers like a file, all at once: routers see them as they were or
+as the file says, whatever happens meanwhile. - is standard input.
+
+In a table the first line names the columns, of which id and plan are needed and
+every other one is a label:
 
   id,plan,site
-  10001,gold,north`,
-		Args: exactly("FILE.csv"),
+  10001,gold,north
+
+JSON is a list:
+
+  [{"id": "10001", "plan": "gold", "labels": {"site": "north"}}]
+
+A bad line leaves everything as it was and every bad line is listed; with
+--keep-going the good ones are stored. A file that changes or removes more than
+20 % of the subscribers is held back unless --allow-mass-change says that it is
+meant.`,
+		Args: exactly("FILE"),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.importSubscribers(c.Context(), c.InOrStdin(), args[0], dryRun, removeMissing)
+			if options.GetMassChangePercent() < 1 || options.GetMassChangePercent() > 100 {
+				return fmt.Errorf("--mass-change %d: must be 1 to 100 per cent", options.GetMassChangePercent())
+			}
+			return a.importSubscribers(c.Context(), c.InOrStdin(), args[0], options)
 		},
 	}
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would change")
-	c.Flags().BoolVar(&removeMissing, "remove-missing", false, "remove subscribers that the file does not have")
+	f := c.Flags()
+	f.BoolVar(&options.DryRun, "dry-run", false, "only tell what would change")
+	f.BoolVar(&options.RemoveMissing, "remove-missing", false, "remove subscribers that the file does not have")
+	f.BoolVar(&options.KeepGoing, "keep-going", false, "store good lines although others are bad")
+	f.BoolVar(&options.AllowMassChange, "allow-mass-change", false, "store it however many subscribers it changes or removes")
+	f.Uint32Var(&options.MassChangePercent, "mass-change", 20, "share of the subscribers, in `per cent`, above which the file is held back")
 	return c
 }
 
-func (a *app) importSubscribers(ctx context.Context, stdin io.Reader, path string, dryRun, removeMissing bool) error {
+func (a *app) importSubscribers(ctx context.Context, stdin io.Reader, path string, options *pb.ImportSubscribersRequest) error {
 	in := stdin
 	if path != "-" {
 		f, err := os.Open(path)
@@ -260,7 +279,12 @@ func (a *app) importSubscribers(ctx context.Context, stdin io.Reader, path strin
 		}
 		if n > 0 || first {
 			// The end of the stream is told by CloseAndRecv, with its reason.
-			if stream.Send(&pb.ImportSubscribersRequest{Chunk: chunk[:n], DryRun: dryRun, RemoveMissing: removeMissing}) != nil {
+			m := &pb.ImportSubscribersRequest{}
+			if first {
+				proto.Merge(m, options)
+			}
+			m.Chunk = chunk[:n]
+			if stream.Send(m) != nil {
 				break
 			}
 		}
@@ -277,9 +301,9 @@ func (a *app) importSubscribers(ctx context.Context, stdin io.Reader, path strin
 			return err
 		}
 	} else {
-		a.tellImport(path, resp, dryRun)
+		a.tellImport(path, resp, options.GetDryRun())
 	}
-	if len(resp.GetErrors()) > 0 {
+	if len(resp.GetErrors()) > 0 || resp.GetHeld() != "" {
 		return failure{}
 	}
 	return nil
@@ -295,8 +319,11 @@ func (a *app) tellImport(path string, resp *pb.ImportSubscribersResponse, dryRun
 			}
 			fmt.Fprintf(out, "%s: %s\n", where, e.GetMessage())
 		}
-		fmt.Fprintf(out, "%s; nothing is stored\n", count(len(bad), "bad line"))
-		return
+		if resp.GetAdded()+resp.GetChanged()+resp.GetRemoved()+resp.GetUnchanged() == 0 {
+			fmt.Fprintf(out, "%s; nothing is stored\n", count(len(bad), "bad line"))
+			return
+		}
+		fmt.Fprintf(out, "%s left out\n", count(len(bad), "bad line"))
 	}
 	signs := map[pb.ImportChange_Kind]string{pb.ImportChange_KIND_ADDED: "+", pb.ImportChange_KIND_CHANGED: "~", pb.ImportChange_KIND_REMOVED: "-"}
 	for _, c := range resp.GetChanges() {
@@ -313,6 +340,8 @@ func (a *app) tellImport(path string, resp *pb.ImportSubscribersResponse, dryRun
 	}
 	end := "stored"
 	switch {
+	case resp.GetHeld() != "":
+		end = "HELD, nothing is stored: " + resp.GetHeld() + "; if it is meant, say --allow-mass-change"
 	case dryRun:
 		end = "nothing is stored (dry run)"
 	case total == 0:

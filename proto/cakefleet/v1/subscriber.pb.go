@@ -675,8 +675,8 @@ func (*DeleteSubscriberResponse) Descriptor() ([]byte, []int) {
 	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{10}
 }
 
-// ImportSubscribersRequest is a piece of a CSV file. The options are read from
-// the first piece.
+// ImportSubscribersRequest is a piece of a CSV or JSON file. The options are
+// read from the first piece.
 type ImportSubscribersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Bytes of the file, in order.
@@ -685,8 +685,17 @@ type ImportSubscribersRequest struct {
 	DryRun bool `protobuf:"varint,2,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// Whether subscribers that the file doesn't have are removed.
 	RemoveMissing bool `protobuf:"varint,3,opt,name=remove_missing,json=removeMissing,proto3" json:"remove_missing,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Whether lines that are good are stored although others are bad. A
+	// subscriber that a bad line may be about stays as it is.
+	KeepGoing bool `protobuf:"varint,4,opt,name=keep_going,json=keepGoing,proto3" json:"keep_going,omitempty"`
+	// Whether a file may change or remove more than mass_change_percent of the
+	// subscribers.
+	AllowMassChange bool `protobuf:"varint,5,opt,name=allow_mass_change,json=allowMassChange,proto3" json:"allow_mass_change,omitempty"`
+	// Share of the stored subscribers that may be changed or removed without
+	// allow_mass_change, but 10 of them always; 0 = 20.
+	MassChangePercent uint32 `protobuf:"varint,6,opt,name=mass_change_percent,json=massChangePercent,proto3" json:"mass_change_percent,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ImportSubscribersRequest) Reset() {
@@ -738,6 +747,27 @@ func (x *ImportSubscribersRequest) GetRemoveMissing() bool {
 		return x.RemoveMissing
 	}
 	return false
+}
+
+func (x *ImportSubscribersRequest) GetKeepGoing() bool {
+	if x != nil {
+		return x.KeepGoing
+	}
+	return false
+}
+
+func (x *ImportSubscribersRequest) GetAllowMassChange() bool {
+	if x != nil {
+		return x.AllowMassChange
+	}
+	return false
+}
+
+func (x *ImportSubscribersRequest) GetMassChangePercent() uint32 {
+	if x != nil {
+		return x.MassChangePercent
+	}
+	return 0
 }
 
 // ImportError is one line that can't be used.
@@ -888,12 +918,15 @@ type ImportSubscribersResponse struct {
 	Removed uint32 `protobuf:"varint,3,opt,name=removed,proto3" json:"removed,omitempty"`
 	// Subscribers that are as the file says already.
 	Unchanged uint32 `protobuf:"varint,4,opt,name=unchanged,proto3" json:"unchanged,omitempty"`
-	// Every bad line; nothing is stored if there is one.
+	// Every bad line; nothing is stored if there is one and keep_going is not set.
 	Errors []*ImportError `protobuf:"bytes,5,rep,name=errors,proto3" json:"errors,omitempty"`
 	// The first 1000 changes.
 	Changes []*ImportChange `protobuf:"bytes,6,rep,name=changes,proto3" json:"changes,omitempty"`
 	// Whether the changes are stored.
-	Applied       bool `protobuf:"varint,7,opt,name=applied,proto3" json:"applied,omitempty"`
+	Applied bool `protobuf:"varint,7,opt,name=applied,proto3" json:"applied,omitempty"`
+	// Why the changes are held back although there is no bad line, such as too
+	// many at once; empty if they are not.
+	Held          string `protobuf:"bytes,8,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -977,6 +1010,13 @@ func (x *ImportSubscribersResponse) GetApplied() bool {
 	return false
 }
 
+func (x *ImportSubscribersResponse) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
+}
+
 var File_cakefleet_v1_subscriber_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
@@ -1029,11 +1069,15 @@ const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\x17DeleteSubscriberRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x03R\brevision\"\x1a\n" +
-	"\x18DeleteSubscriberResponse\"p\n" +
+	"\x18DeleteSubscriberResponse\"\xeb\x01\n" +
 	"\x18ImportSubscribersRequest\x12\x14\n" +
 	"\x05chunk\x18\x01 \x01(\fR\x05chunk\x12\x17\n" +
 	"\adry_run\x18\x02 \x01(\bR\x06dryRun\x12%\n" +
-	"\x0eremove_missing\x18\x03 \x01(\bR\rremoveMissing\"S\n" +
+	"\x0eremove_missing\x18\x03 \x01(\bR\rremoveMissing\x12\x1d\n" +
+	"\n" +
+	"keep_going\x18\x04 \x01(\bR\tkeepGoing\x12*\n" +
+	"\x11allow_mass_change\x18\x05 \x01(\bR\x0fallowMassChange\x12.\n" +
+	"\x13mass_change_percent\x18\x06 \x01(\rR\x11massChangePercent\"S\n" +
 	"\vImportError\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\rR\x04line\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\tR\x06column\x12\x18\n" +
@@ -1048,7 +1092,7 @@ const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\n" +
 	"KIND_ADDED\x10\x01\x12\x10\n" +
 	"\fKIND_CHANGED\x10\x02\x12\x10\n" +
-	"\fKIND_REMOVED\x10\x03\"\x86\x02\n" +
+	"\fKIND_REMOVED\x10\x03\"\x9a\x02\n" +
 	"\x19ImportSubscribersResponse\x12\x14\n" +
 	"\x05added\x18\x01 \x01(\rR\x05added\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\rR\achanged\x12\x18\n" +
@@ -1056,7 +1100,8 @@ const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\tunchanged\x18\x04 \x01(\rR\tunchanged\x121\n" +
 	"\x06errors\x18\x05 \x03(\v2\x19.cakefleet.v1.ImportErrorR\x06errors\x124\n" +
 	"\achanges\x18\x06 \x03(\v2\x1a.cakefleet.v1.ImportChangeR\achanges\x12\x18\n" +
-	"\aapplied\x18\a \x01(\bR\aapplied2\xde\x04\n" +
+	"\aapplied\x18\a \x01(\bR\aapplied\x12\x12\n" +
+	"\x04held\x18\b \x01(\tR\x04held2\xde\x04\n" +
 	"\x11SubscriberService\x12X\n" +
 	"\rGetSubscriber\x12\".cakefleet.v1.GetSubscriberRequest\x1a#.cakefleet.v1.GetSubscriberResponse\x12^\n" +
 	"\x0fListSubscribers\x12$.cakefleet.v1.ListSubscribersRequest\x1a%.cakefleet.v1.ListSubscribersResponse\x12a\n" +

@@ -45,8 +45,8 @@ type SubscriberServiceClient interface {
 	// DeleteSubscriber removes a subscriber; FAILED_PRECONDITION while routers
 	// serve it.
 	DeleteSubscriber(ctx context.Context, in *DeleteSubscriberRequest, opts ...grpc.CallOption) (*DeleteSubscriberResponse, error)
-	// ImportSubscribers reads a CSV file and makes the fleet like it. A bad line
-	// leaves the store as it was and every bad line is listed.
+	// ImportSubscribers reads a CSV or JSON file and makes the fleet like it, all
+	// at once. A bad line leaves the store as it was and every bad line is listed.
 	ImportSubscribers(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSubscribersRequest, ImportSubscribersResponse], error)
 }
 
@@ -139,8 +139,8 @@ type SubscriberServiceServer interface {
 	// DeleteSubscriber removes a subscriber; FAILED_PRECONDITION while routers
 	// serve it.
 	DeleteSubscriber(context.Context, *DeleteSubscriberRequest) (*DeleteSubscriberResponse, error)
-	// ImportSubscribers reads a CSV file and makes the fleet like it. A bad line
-	// leaves the store as it was and every bad line is listed.
+	// ImportSubscribers reads a CSV or JSON file and makes the fleet like it, all
+	// at once. A bad line leaves the store as it was and every bad line is listed.
 	ImportSubscribers(grpc.ClientStreamingServer[ImportSubscribersRequest, ImportSubscribersResponse]) error
 	mustEmbedUnimplementedSubscriberServiceServer()
 }
