@@ -141,6 +141,7 @@ func send(t *testing.T, c *net.UDPConn, n int) {
 func TestVerdicts(t *testing.T) {
 	w := newWire(t)
 	q, r := w.open(t, Config{MaxLen: 1000})
+	defer func() { t.Logf("queue expression: %v, owned tables: %v", r.native, r.owner) }()
 	for _, c := range []struct {
 		name, near, far string
 		headers         uint32
@@ -383,9 +384,20 @@ func TestWash(t *testing.T) {
 			setTOS(t, near, 0xb8|2)
 			send(t, near, 1)
 			p := recv(t, q, 1)[0]
+			send(t, near, 1)
+			other := recv(t, q, 1)[0]
+			if err := errors.Join(q.Accept(other.ID, false, 0), q.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			if got := recv(t, fq, 1)[0]; c.washed(got.Data) {
+				t.Error("washed without Wash")
+			}
 			on.Wash = true
 			if err := r.Set(Direction{}, on); err != nil {
 				t.Fatal(err)
+			}
+			if _, up, err := r.Counters(); err != nil || up == 0 {
+				t.Errorf("%d packets counted after a change of rules, error %v", up, err)
 			}
 			if err := errors.Join(q.Accept(p.ID, false, 0), q.Flush()); err != nil {
 				t.Fatal(err)

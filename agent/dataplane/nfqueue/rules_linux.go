@@ -36,9 +36,10 @@ type Rules struct {
 	fd     int
 	out    builder
 	in     []byte
-	owner  bool // the tables belong to the socket
-	native bool // the kernel has the queue expression
-	up     bool // the tables are there
+	owner  bool      // the tables belong to the socket
+	native bool      // the kernel has the queue expression
+	up     bool      // the tables are there
+	before [2]uint64 // what the counters had before the rules were last changed
 }
 
 // OpenRules opens a netlink socket in the network namespace of the calling
@@ -71,6 +72,7 @@ func OpenRules(iface string) (*Rules, error) {
 func (r *Rules) Install(down, up Direction) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.before = [2]uint64{}
 	var first error
 	if r.up { // as it went before
 		if first = r.transaction(func(b *builder) { r.addTables(b, down, up) }); first == nil {
@@ -106,7 +108,11 @@ var ErrUnsupported = errors.New("the kernel can't queue packets from nftables")
 func (r *Rules) Set(down, up Direction) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err := r.transaction(func(b *builder) {
+	down0, up0, err := r.countersLocked()
+	if err != nil {
+		return err
+	}
+	err = r.transaction(func(b *builder) {
 		for _, f := range families {
 			for _, d := range directions {
 				for _, chain := range []string{d.queueChain, d.markChain} {
@@ -122,6 +128,7 @@ func (r *Rules) Set(down, up Direction) error {
 	if err != nil {
 		return fmt.Errorf("change rules for %s: %w", r.iface, err)
 	}
+	r.before = [2]uint64{down0, up0}
 	return nil
 }
 
@@ -151,20 +158,21 @@ func (r *Rules) Renew() error {
 func (r *Rules) Counters() (down, up uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.countersLocked()
+}
+
+func (r *Rules) countersLocked() (down, up uint64, err error) {
+	n := r.before
 	for _, f := range families {
-		for _, d := range directions {
-			n, err := r.counter(f, d.counter)
+		for i, d := range directions {
+			packets, err := r.count(f, d.markChain)
 			if err != nil {
-				return 0, 0, fmt.Errorf("read counter %s of %s: %w", d.counter, r.iface, err)
+				return 0, 0, fmt.Errorf("read counter of chain %s of %s: %w", d.markChain, r.iface, err)
 			}
-			if d.download {
-				down += n
-			} else {
-				up += n
-			}
+			n[i] += packets
 		}
 	}
-	return down, up, nil
+	return n[0], n[1], nil
 }
 
 // Remove takes the tables away in one transaction. Packets that a queue holds
@@ -256,36 +264,47 @@ func (r *Rules) receive(f func(typ uint16, seq uint32, body []byte) (done bool, 
 	}
 }
 
-// counter reads one counter object.
-func (r *Rules) counter(family uint8, name string) (packets uint64, err error) {
+// count takes together the counters of a chain's rules.
+func (r *Rules) count(family uint8, chain string) (packets uint64, err error) {
 	b := &r.out
 	b.b = b.b[:0]
-	b.begin(msgGetObj, unix.NLM_F_REQUEST, family, 0)
-	b.str(objTable, r.table())
-	b.str(objName, name)
-	b.u32(objType, objCounter)
+	b.begin(msgGetRule, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, family, 0)
+	b.str(ruleTable, r.table())
+	b.str(ruleChain, chain)
 	b.end()
 	want := b.seq
 	if err := unix.Sendto(r.fd, b.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, err
 	}
 	err = r.receive(func(typ uint16, seq uint32, body []byte) (bool, error) {
-		if seq != want {
-			return false, nil
-		}
-		if typ == unix.NLMSG_ERROR {
+		switch {
+		case seq != want:
+		case typ == unix.NLMSG_DONE:
+			return true, nil
+		case typ == unix.NLMSG_ERROR:
 			return true, messageError(body)
+		case typ == msgNewRule && len(body) >= nfHeader:
+			packets += rulePackets(body[nfHeader:])
 		}
-		if len(body) < nfHeader {
-			return true, errors.New("short answer")
-		}
-		data, _ := findAttr(body[nfHeader:], objData)
-		v, ok := findAttr(data, counterPackets)
-		if !ok || len(v) < 8 {
-			return true, errors.New("answer without a counter")
-		}
-		packets = binary.BigEndian.Uint64(v)
-		return true, nil
+		return false, nil
 	})
 	return packets, err
+}
+
+// rulePackets reads a rule's counter; 0 if it has none.
+func rulePackets(rule []byte) uint64 {
+	for b, _ := findAttr(rule, ruleExprs); ; {
+		_, expr, rest, ok := nextAttr(b)
+		if !ok {
+			return 0
+		}
+		b = rest
+		if name, _ := findAttr(expr, exprName); string(name) != "counter\x00" {
+			continue
+		}
+		data, _ := findAttr(expr, exprData)
+		if v, ok := findAttr(data, counterPackets); ok && len(v) >= 8 {
+			return binary.BigEndian.Uint64(v)
+		}
+	}
 }

@@ -18,12 +18,11 @@ const (
 	msgDelTable = subsysNFTables<<8 | 2
 	msgNewChain = subsysNFTables<<8 | 3
 	msgNewRule  = subsysNFTables<<8 | 6
+	msgGetRule  = subsysNFTables<<8 | 7
 	msgDelRule  = subsysNFTables<<8 | 8
 	msgNewSet   = subsysNFTables<<8 | 9
 	msgNewElem  = subsysNFTables<<8 | 12
 	msgDelElem  = subsysNFTables<<8 | 14
-	msgNewObj   = subsysNFTables<<8 | 18
-	msgGetObj   = subsysNFTables<<8 | 19
 
 	tableName  = 1
 	tableFlags = 2
@@ -62,12 +61,6 @@ const (
 
 	dataValue = 1
 
-	objTable       = 1
-	objName        = 2
-	objType        = 3
-	objData        = 4
-	objCounter     = 1 // NFT_OBJECT_COUNTER
-	counterBytes   = 1
 	counterPackets = 2
 
 	reg1 = 1
@@ -95,7 +88,6 @@ var families = []uint8{unix.AF_INET, unix.AF_INET6}
 type direction struct {
 	download              bool
 	queueChain, markChain string
-	counter               string
 	hook                  uint32
 	priority              int32 // of the queue chain; the mark chain is one behind
 	ifKey                 uint32
@@ -105,8 +97,8 @@ type direction struct {
 // source NAT (100). The kernel puts a later chain of the same priority in
 // front, so each of ours has a number of its own.
 var directions = []direction{
-	{true, "down", "down-out", "down-passed", hookPrerouting, -99, keyIIFName},
-	{false, "up", "up-out", "up-passed", hookPostrouting, 98, keyOIFName},
+	{true, "down", "down-out", hookPrerouting, -99, keyIIFName},
+	{false, "up", "up-out", hookPostrouting, 98, keyOIFName},
 }
 
 // addTables makes both tables anew with everything in them.
@@ -127,7 +119,6 @@ func (r *Rules) addTables(b *builder, down, up Direction) {
 		r.addSet(b, f)
 		r.element(b, f, msgNewElem)
 		for _, d := range directions {
-			r.addCounter(b, f, d.counter)
 			r.addChain(b, f, d.queueChain, d.hook, d.priority)
 			r.addChain(b, f, d.markChain, d.hook, d.priority+1)
 		}
@@ -179,18 +170,6 @@ func (r *Rules) element(b *builder, family uint8, msg uint16) {
 	b.end()
 }
 
-func (r *Rules) addCounter(b *builder, family uint8, name string) {
-	b.begin(msgNewObj, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE, family, 0)
-	b.str(objTable, r.table())
-	b.str(objName, name)
-	b.u32(objType, objCounter)
-	b.nest(objData, func() {
-		b.u64(counterBytes, 0)
-		b.u64(counterPackets, 0)
-	})
-	b.end()
-}
-
 func (r *Rules) addChain(b *builder, family uint8, name string, hook uint32, priority int32) {
 	b.begin(msgNewChain, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE, family, 0)
 	b.str(chainTable, r.table())
@@ -224,7 +203,7 @@ func (r *Rules) addRules(b *builder, family uint8, down, up Direction) {
 		}
 		r.rule(b, family, d.markChain, func(e exprs) {
 			e.matchInterface(d.ifKey, r.ifname())
-			e.count(d.counter)
+			e.count()
 		})
 		if dir.Wash {
 			r.rule(b, family, d.markChain, func(e exprs) {
@@ -325,12 +304,7 @@ func (e exprs) lookup(set string, id uint32) {
 	})
 }
 
-func (e exprs) count(name string) {
-	e.add("objref", func(b *builder) {
-		b.u32(1, objCounter)
-		b.str(2, name)
-	})
-}
+func (e exprs) count() { e.add("counter", func(*builder) {}) }
 
 // bitwise makes register 1 = register 1 & mask ^ xor.
 func (e exprs) bitwise(mask, xor []byte) {
