@@ -48,3 +48,6 @@ func (s *Scheduler) Internals(in *Internals) {
 		}
 	}
 }
+
+// Clocks returns the link's virtual clock and the failsafe clock.
+func (s *Scheduler) Clocks() (next, failsafe Time) { return s.timeNext, s.failsafe }

@@ -2,6 +2,7 @@ package cakevec
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/hex"
 	"fmt"
@@ -65,7 +66,7 @@ func Replay(r io.Reader) (Summary, error) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		p.line++
-		if err := p.record(strings.Fields(lines.Text())); err != nil {
+		if err := p.record(lines.Text()); err != nil {
 			return p.sum, err
 		}
 	}
@@ -91,13 +92,13 @@ type player struct {
 	ids   uint32          // next packet id
 	split map[uint32]bool // ids of super-packets that were split
 
-	block  []string   // the E, Q or R line being replayed
-	got    [][]string // what the engine decided, in the form of the lines to come
-	used   int
-	before engine.Internals
-	after  engine.Internals
+	block  string     // the E, Q or R line being replayed
+	got    []byte     // what the engine decided, in the form of the lines to come
+	room   [4096]byte // where got is written
+	fields []string
 	pkt    engine.Packet
 	hdr    []byte
+	in     engine.Internals
 }
 
 func (p *player) errorf(format string, a ...any) error {
@@ -108,10 +109,16 @@ func (p *player) differs(what, want, got string) error {
 	return &Mismatch{Line: p.line, Event: p.sum.Events - 1, What: what, Want: want, Got: got}
 }
 
-func (p *player) record(w []string) error {
-	if len(w) == 0 {
+func (p *player) record(text string) error {
+	if text == "" {
 		return p.errorf("empty")
 	}
+	switch text[0] {
+	case 'W', 'X', 'P', 'D', 'N':
+		return p.expect(text)
+	}
+	w := split(p.fields[:0], text)
+	p.fields = w
 	if w[0] == "C" {
 		if len(w) != 3 {
 			return p.errorf("C line of %d fields", len(w))
@@ -129,9 +136,8 @@ func (p *player) record(w []string) error {
 		if err := p.endBlock(); err != nil {
 			return err
 		}
+		p.block = text
 		return p.event(w)
-	case "W", "X", "P", "D", "N":
-		return p.expect(w)
 	case "S", "I", "T", "U", "F":
 		if err := p.endBlock(); err != nil {
 			return err
@@ -141,30 +147,46 @@ func (p *player) record(w []string) error {
 	return p.errorf("unknown record %q", w[0])
 }
 
+// split appends the fields of a line, which one space separates, to w.
+func split(w []string, text string) []string {
+	for {
+		field, rest, more := strings.Cut(text, " ")
+		w = append(w, field)
+		if !more {
+			return w
+		}
+		text = rest
+	}
+}
+
 // expect compares one line of a block with the engine's next decision.
-func (p *player) expect(w []string) error {
-	want := strings.Join(w, " ")
-	if p.used == len(p.got) {
-		return p.differs(strings.Join(p.block, " "), want, "nothing more")
+func (p *player) expect(want string) error {
+	got, rest, ok := bytes.Cut(p.got, []byte{'\n'})
+	if !ok {
+		return p.differs(p.block, want, "nothing more")
 	}
-	got := strings.Join(p.got[p.used], " ")
-	p.used++
-	if got != want {
-		return p.differs(strings.Join(p.block, " "), want, got)
+	if string(got) != want {
+		return p.differs(p.block, want, string(got))
 	}
+	p.got = rest
 	return nil
 }
 
 func (p *player) endBlock() error {
-	if p.used < len(p.got) {
-		return p.differs(strings.Join(p.block, " "), "nothing more", strings.Join(p.got[p.used], " "))
+	if got, _, ok := bytes.Cut(p.got, []byte{'\n'}); ok {
+		return p.differs(p.block, "nothing more", string(got))
 	}
-	p.got, p.used, p.block = p.got[:0], 0, nil
+	p.got, p.block = p.room[:0], ""
 	return nil
 }
 
-func (p *player) decided(f string, a ...any) {
-	p.got = append(p.got, strings.Fields(fmt.Sprintf(f, a...)))
+// decided adds the line "kind n n ..." to the engine's decisions.
+func (p *player) decided(kind byte, numbers ...int64) {
+	p.got = append(p.got, kind)
+	for _, n := range numbers {
+		p.got = strconv.AppendInt(append(p.got, ' '), n, 10)
+	}
+	p.got = append(p.got, '\n')
 }
 
 // number reads field k of kv.
@@ -277,8 +299,6 @@ func (p *player) event(w []string) error {
 	}
 	p.now += engine.Time(dt)
 	p.sum.Events++
-	p.block = append([]string(nil), w...)
-	p.s.Internals(&p.before)
 	switch w[0] {
 	case "E":
 		return p.enqueue(w)
@@ -358,22 +378,24 @@ func (p *player) enqueue(w []string) error {
 	}
 
 	idle := p.s.Len() == 0
+	next, failsafe := p.s.Clocks()
 	e := p.s.Enqueue(p.now, k)
-	if b := &p.before; idle && b.TimeNext > p.now && b.Failsafe > p.now {
-		p.decided("W %d", min(b.TimeNext, b.Failsafe)-p.now)
+	if idle && next > p.now && failsafe > p.now {
+		p.decided('W', int64(min(next, failsafe)-p.now))
 	}
 	p.drops()
-	code := 0
+	code := int64(0)
 	if e.Congested {
 		code = 2
 	}
-	p.decided("P %d %d %d", e.Tin, e.Flow, code)
+	p.decided('P', int64(e.Tin), int64(e.Flow), code)
 	return nil
 }
 
 func (p *player) drops() {
 	for _, d := range p.s.Drops() {
-		p.decided("X %d %v", p.id(d.Handle, d.Seg), d.Reason)
+		p.got = strconv.AppendUint(append(p.got, "X "...), uint64(p.id(d.Handle, d.Seg)), 10)
+		p.got = append(append(append(p.got, ' '), d.Reason.String()...), '\n')
 		if d.Reason == engine.DropCleared {
 			p.sum.Cleared++
 		} else {
@@ -393,44 +415,53 @@ func (p *player) id(handle uint32, seg uint16) uint32 {
 func (p *player) dequeue() {
 	d, ok := p.s.Dequeue(p.now)
 	p.drops()
-	p.s.Internals(&p.after)
-	a := &p.after
-	next := min(a.TimeNext, a.Failsafe)
+	next, failsafe := p.s.Clocks()
 	if !ok {
-		if p.s.Len() > 0 && next > p.now {
-			p.decided("W %d", next-p.now)
+		if p.s.Len() > 0 && next > p.now && failsafe > p.now {
+			p.decided('W', int64(min(next, failsafe)-p.now))
 		}
-		p.decided("N")
+		p.decided('N')
 		return
 	}
 	p.sum.Delivered++
 	if p.s.Len() > 0 {
-		if a.TimeNext > p.now {
-			p.decided("W %d", next-p.now)
+		if next > p.now {
+			p.decided('W', int64(min(next, failsafe)-p.now))
 		}
 	} else {
-		for i := range a.Tins {
-			if t := &a.Tins[i]; t.Decaying > 0 && i < p.tins() {
-				p.decided("W %d", t.Target)
+		p.s.Internals(&p.in)
+		for i := range p.tins() {
+			if t := &p.in.Tins[i]; t.Decaying > 0 {
+				p.decided('W', int64(t.Target))
 				break
 			}
 		}
 	}
-	tos := "-"
-	if d.HasTOS {
-		tos = fmt.Sprintf("%02x", d.TOS)
-	}
-	ce := 0
+	p.got = strconv.AppendUint(append(p.got, "D "...), uint64(p.id(d.Handle, d.Seg)), 10)
+	ce := byte('0')
 	if d.CE {
-		ce = 1
+		ce = '1'
 	}
-	p.decided("D %d %d %s %d %d", p.id(d.Handle, d.Seg), ce, tos, d.Tin, d.Flow)
+	p.got = append(p.got, ' ', ce, ' ')
+	if d.HasTOS {
+		p.got = append(p.got, "0123456789abcdef"[d.TOS>>4], "0123456789abcdef"[d.TOS&15])
+	} else {
+		p.got = append(p.got, '-')
+	}
+	p.got = strconv.AppendUint(append(p.got, ' '), uint64(d.Tin), 10)
+	p.got = append(strconv.AppendUint(append(p.got, ' '), uint64(d.Flow), 10), '\n')
 }
 
 func (p *player) tins() int {
-	return map[engine.TinMode]int{
-		engine.Diffserv3: 3, engine.Diffserv4: 4, engine.Diffserv8: 8, engine.BestEffort: 1, engine.Precedence: 8,
-	}[p.s.Config().Tins]
+	switch p.s.Config().Tins {
+	case engine.BestEffort:
+		return 1
+	case engine.Diffserv3:
+		return 3
+	case engine.Diffserv4:
+		return 4
+	}
+	return 8
 }
 
 func (p *player) change(fields []string) error {
