@@ -47,7 +47,7 @@ func newRouter(t *testing.T, address, token string) *router {
 		Version:       "test",
 		Model:         "box",
 		Built:         time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC),
-		DataplaneName: "fake",
+		DataplaneName: func() string { return "fake" },
 	}
 	return r
 }

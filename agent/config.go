@@ -24,9 +24,17 @@ type Config struct {
 	MaxRate engine.BitsPerSecond // what the router can shape, each direction; 0: no limit is known
 
 	Dataplane     dataplane.Dataplane // the agent closes it
-	DataplaneName string              // "userspace" or "kernel"
+	DataplaneName func() string       // "userspace" or "kernel"; nil, or empty while none is open: not known
+	// Interface tells of what the data plane shapes; nil: it never changes.
+	Interface Interface
 
 	Logger hclog.Logger // nil: nothing is logged
+}
+
+// Interface tells of the network interface that a data plane shapes.
+type Interface interface {
+	Device() dataplane.Device // as it is now
+	Changed() <-chan struct{} // has a value when Device may return another than before
 }
 
 func (c *Config) validate() error {
@@ -39,6 +47,9 @@ func (c *Config) validate() error {
 		return errors.New("data plane is missing")
 	case c.Token == nil:
 		c.Token = func() (string, error) { return "", nil }
+	}
+	if c.DataplaneName == nil {
+		c.DataplaneName = func() string { return "" }
 	}
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()

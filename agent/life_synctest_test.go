@@ -32,8 +32,14 @@ type stage struct {
 }
 
 func newStage(t *testing.T, dir string) *stage {
-	s := &stage{t: t, dir: dir, plane: &dataplanetest.Fake{}, out: outbox.New()}
-	cfg := Config{Controller: "c:1", StateDir: dir, Dataplane: s.plane}
+	plane := &dataplanetest.Fake{}
+	return newStageOn(t, plane, Config{StateDir: dir, Dataplane: plane})
+}
+
+// newStageOn runs a runner whose data plane is, or contains, plane.
+func newStageOn(t *testing.T, plane *dataplanetest.Fake, cfg Config) *stage {
+	s := &stage{t: t, dir: cfg.StateDir, plane: plane, out: outbox.New()}
+	cfg.Controller = "c:1"
 	if err := cfg.validate(); err != nil {
 		t.Fatal(err)
 	}

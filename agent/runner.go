@@ -38,10 +38,11 @@ type runner struct {
 	reach  chan time.Time              // capacity 1: only the newest counts
 	status atomic.Pointer[plan.Status] // what runs now, for the session
 
+	device    dataplane.Device // as it was when it was looked at last
 	life      life
-	answer    outbox.Address // of the push that is on trial
-	effective *plan.Link     // read back from the data plane; nil: nothing is shaped
-	told      []plan.Condition
+	answer    outbox.Address  // of the push that is on trial
+	effective *plan.Link      // read back from the data plane; nil: nothing is shaped
+	unhealthy error           // why packets pass unshaped, by the data plane's own account
 	stats     dataplane.Stats // scratch of check
 
 	pending *attempt // what a broken data plane could not take; nil: it is not broken
@@ -98,6 +99,9 @@ func (r *runner) current() plan.Status { return *r.status.Load() }
 
 // start applies the last known good state.
 func (r *runner) start(ctx context.Context) {
+	if r.cfg.Interface != nil {
+		r.device = r.cfg.Interface.Device()
+	}
 	store, st, damage, err := state.Open(r.cfg.StateDir)
 	r.store = store
 	if damage != nil {
@@ -117,6 +121,10 @@ func (r *runner) start(ctx context.Context) {
 func (r *runner) run(ctx context.Context) error {
 	check := time.NewTicker(checkEvery)
 	defer check.Stop()
+	var changed <-chan struct{}
+	if r.cfg.Interface != nil {
+		changed = r.cfg.Interface.Changed()
+	}
 	for {
 		due := time.NewTimer(r.wait(time.Now()))
 		select {
@@ -127,6 +135,8 @@ func (r *runner) run(ctx context.Context) error {
 			r.reached(since)
 		case <-due.C:
 			r.due(ctx, time.Now())
+		case <-changed:
+			r.follow(ctx)
 		case <-check.C:
 			r.check(ctx)
 		}
@@ -202,6 +212,9 @@ func (r *runner) offer(ctx context.Context, p session.Push) {
 // went: it runs, or it was refused and the old still runs, or the data plane
 // is broken and it is tried again.
 func (r *runner) try(ctx context.Context, a attempt) {
+	if r.cfg.Interface != nil {
+		r.device = r.cfg.Interface.Device() // a change from here on is another reason to try
+	}
 	effective, err := r.apply(ctx, a.target.desired.Link)
 	var refused *dataplane.RejectedError
 	switch {
@@ -218,14 +231,45 @@ func (r *runner) try(ctx context.Context, a attempt) {
 		}
 		r.refused(a, refused)
 	case ctx.Err() != nil:
+	case errors.Is(err, dataplane.ErrNoDevice): // whose coming is told
+		r.postpone(a, err, maxRetry)
+		r.log.Info("state waits for the interface", "revision", a.target.desired.Revision)
 	default:
-		r.broken = err
-		r.pending = &a
-		r.retryIn = min(max(2*r.retryIn, firstRetry), maxRetry)
-		r.retryAt = time.Now().Add(r.retryIn)
+		r.postpone(a, err, min(max(2*r.retryIn, firstRetry), maxRetry))
 		r.log.Error("data plane is broken", "revision", a.target.desired.Revision, "wait", r.retryIn, "error", err)
-		r.publish()
-		r.outbox.PutStatus(outbox.Address{}, r.current())
+	}
+}
+
+// postpone notes what the data plane could not take, and why.
+func (r *runner) postpone(a attempt, err error, wait time.Duration) {
+	r.broken, r.pending = err, &a
+	r.retryIn, r.retryAt = wait, time.Now().Add(wait)
+	r.tell()
+}
+
+// follow does what a change of the interface asks for.
+func (r *runner) follow(ctx context.Context) {
+	before := r.device
+	r.device = r.cfg.Interface.Device()
+	switch {
+	case r.device.Same(before): // up or down: the data plane doesn't mind
+		r.tell()
+	case r.pending != nil:
+		r.retryIn = 0
+		r.try(ctx, *r.pending)
+	case r.effective != nil:
+		r.try(ctx, attempt{target: r.life.running, why: forRestore})
+	default:
+		r.tell()
+	}
+}
+
+// tell publishes what runs, and sends what is not as it was told.
+func (r *runner) tell() {
+	before := r.current()
+	r.publish()
+	if now := r.current(); !reflect.DeepEqual(before, now) {
+		r.outbox.PutStatus(outbox.Address{}, now)
 	}
 }
 
@@ -328,16 +372,30 @@ func (r *runner) reached(since time.Time) {
 // check notices a data plane that stopped by itself and conditions that are no
 // longer as told.
 func (r *runner) check(ctx context.Context) {
+	if r.health() != nil {
+		r.tell() // it goes on by itself
+		return
+	}
 	if r.pending == nil && r.effective != nil && !r.cfg.Dataplane.Stats(&r.stats) {
 		r.log.Error("data plane has stopped by itself", "revision", r.life.running.desired.Revision)
 		r.try(ctx, attempt{target: r.life.running, why: forRestore})
 		return
 	}
-	told := r.told
-	r.publish()
-	if !reflect.DeepEqual(told, r.told) {
-		r.outbox.PutStatus(outbox.Address{}, r.current())
+	r.tell()
+}
+
+// health asks the data plane whether it does what it should, if it can tell.
+func (r *runner) health() error {
+	h, ok := r.cfg.Dataplane.(interface{ Health() error })
+	if !ok {
+		return nil
 	}
+	err := h.Health()
+	if err != nil && r.unhealthy == nil {
+		r.log.Error("packets pass unshaped", "error", err)
+	}
+	r.unhealthy = err
+	return err
 }
 
 // save writes the state that is good to flash if it is not there already.
@@ -357,12 +415,11 @@ func (r *runner) save(now time.Time) {
 
 // publish makes what runs now visible to the session.
 func (r *runner) publish() {
-	r.told = r.conditions()
 	st := &plan.Status{
 		Applied:     r.life.running.desired.Revision,
 		AppliedHash: r.life.running.desired.Hash,
 		Effective:   r.effective,
-		Conditions:  r.told,
+		Conditions:  r.conditions(),
 	}
 	if r.broken != nil {
 		st.Effective = nil // it is not known
@@ -380,8 +437,12 @@ func (r *runner) conditions() []plan.Condition {
 		clock = plan.Condition{Type: "ClockOK", Reason: "Behind", Message: "the router's clock is behind a time that is known to have passed"}
 	}
 	degraded := plan.Condition{Type: "Degraded"}
-	if r.broken != nil {
+	switch {
+	case errors.Is(r.broken, dataplane.ErrNoDevice): // has a condition of its own
+	case r.broken != nil:
 		degraded = plan.Condition{Type: "Degraded", Status: true, Reason: "DataplaneError", Message: r.broken.Error()}
+	case r.unhealthy != nil:
+		degraded = plan.Condition{Type: "Degraded", Status: true, Reason: "Unshaped", Message: r.unhealthy.Error()}
 	}
 	saved := plan.Condition{Type: "StateSaved", Status: true}
 	if r.saveErr != nil {
@@ -391,7 +452,22 @@ func (r *runner) conditions() []plan.Condition {
 	if !r.life.deadline.IsZero() {
 		confirming = plan.Condition{Type: "Confirming", Status: true, Reason: "Trial", Message: fmt.Sprintf("revision %d is rolled back unless the controller is reached within %v", r.life.trial.Revision, r.life.within)}
 	}
-	return []plan.Condition{clock, confirming, degraded, saved}
+	all := []plan.Condition{clock, confirming, degraded, saved}
+	if r.cfg.Interface != nil {
+		all = append(all, interfaceUp(r.device))
+	}
+	return all
+}
+
+func interfaceUp(d dataplane.Device) plan.Condition {
+	switch {
+	case d.Index == 0:
+		return plan.Condition{Type: "InterfaceUp", Reason: "Missing", Message: fmt.Sprintf("there is no interface %s: nothing is shaped until it comes", d.Name)}
+	case !d.Up:
+		return plan.Condition{Type: "InterfaceUp", Reason: "Down", Message: fmt.Sprintf("interface %s is down", d.Name)}
+	default:
+		return plan.Condition{Type: "InterfaceUp", Status: true}
+	}
 }
 
 // replace makes v the only value in a channel of capacity 1 that has one

@@ -15,6 +15,14 @@ import (
 // ErrUnsupported means that this machine's kernel can't carry the data plane.
 var ErrUnsupported = errors.New("not supported by this kernel")
 
+// ErrNoDevice means that the interface is not there: it comes with PPPoE or a
+// modem, and may go again. Nothing is shaped until it comes.
+var ErrNoDevice = errors.New("no such interface")
+
+// ErrEnded means that a data plane has given up for good. Packets pass
+// unshaped; another one may be opened in its place.
+var ErrEnded = errors.New("data plane has given up")
+
 // RejectedError is a link that the router can't run. What ran before still
 // runs. Any other error of Apply means that the data plane itself is broken.
 type RejectedError struct {
@@ -38,6 +46,21 @@ type Stats struct {
 	QueueOverflows  uint64 // packets that the kernel could not queue
 	Batches         uint64 // reads that returned packets
 	Packets         uint64 // packets in those reads
+}
+
+// Device is what the kernel says of a network interface.
+type Device struct {
+	Name  string
+	Index uint32 // 0: there is none of that name
+	MTU   uint32
+	Type  uint16 // ARPHRD_*
+	Up    bool   // by whoever configures it; what the cable says is another matter
+}
+
+// Same tells whether nothing has changed that a data plane depends on.
+func (d Device) Same(o Device) bool {
+	d.Up = o.Up
+	return d == o
 }
 
 // Dataplane shapes one WAN interface. Apply, Stats and Close may be called

@@ -39,8 +39,9 @@ type Push struct {
 
 // Hello is what an agent says of itself once per session.
 type Hello struct {
-	RouterID, BootID, Version, Model, Dataplane string
-	Capabilities                                []string
+	RouterID, BootID, Version, Model string
+	Dataplane                        func() string // the running one; empty: none yet
+	Capabilities                     []string
 }
 
 // Config is what a session needs. All fields but Logger and Jitter are needed.
@@ -181,7 +182,7 @@ func (s *Session) hello(stream pb.SessionService_ConnectClient) error {
 		EffectiveHash:   st.EffectiveHash,
 		Effective:       wire.FromLink(st.Effective),
 		Clock:           timestamppb.Now(),
-		Dataplane:       h.Dataplane,
+		Dataplane:       h.Dataplane(),
 	}}})
 	if err == nil {
 		err = s.sendStatus(stream, outbox.News(st), 0)

@@ -9,15 +9,28 @@ import (
 	"github.com/cakefleet/cakefleet/agent/dataplane/auto"
 	"github.com/cakefleet/cakefleet/agent/dataplane/kernel"
 	"github.com/cakefleet/cakefleet/agent/dataplane/userspace"
+	"github.com/cakefleet/cakefleet/agent/dataplane/wan"
 )
 
 // runDir is where a qdisc that was taken over is noted; routers keep it in
 // memory.
 const runDir = "/var/run/cakefleet"
 
-// openDataplane returns the data plane that was asked for, and its name.
-func openDataplane(o options, log hclog.Logger) (dataplane.Dataplane, string, error) {
+// openDataplane returns the data plane that was asked for, on an interface that
+// may come and go.
+func openDataplane(o options, log hclog.Logger) (*wan.Plane, error) {
 	log = log.Named("dataplane")
+	return wan.Open(wan.Config{
+		Interface: o.iface,
+		Logger:    log,
+		Open: func() (dataplane.Dataplane, string, error) {
+			return auto.Open(candidates(o, log), log)
+		},
+	})
+}
+
+// candidates are the data planes that may be opened, the best first.
+func candidates(o options, log hclog.Logger) []auto.Candidate {
 	var candidates []auto.Candidate
 	if o.dataplane != "userspace" {
 		candidates = append(candidates, auto.Candidate{Name: "kernel", Open: func() (dataplane.Dataplane, error) {
@@ -40,5 +53,5 @@ func openDataplane(o options, log hclog.Logger) (dataplane.Dataplane, string, er
 			})
 		}})
 	}
-	return auto.Open(candidates, log)
+	return candidates
 }

@@ -15,7 +15,7 @@ import (
 
 // serve runs an agent until ctx ends.
 func serve(ctx context.Context, o options, log hclog.Logger) error {
-	plane, name, err := openDataplane(o, log)
+	plane, err := openDataplane(o, log)
 	if err != nil {
 		return err
 	}
@@ -32,13 +32,14 @@ func serve(ctx context.Context, o options, log hclog.Logger) error {
 		Built:         time.Unix(seconds, 0),
 		MaxRate:       o.maxRate,
 		Dataplane:     plane,
-		DataplaneName: name,
+		DataplaneName: plane.Name,
+		Interface:     plane,
 		Logger:        log,
 	})
 	if err != nil {
 		return errors.Join(err, plane.Close())
 	}
-	log.Info("agent starts", "version", version, "interface", o.iface, "controller", o.controller, "dataplane", name)
+	log.Info("agent starts", "version", version, "interface", o.iface, "controller", o.controller, "dataplane", plane.Name())
 	return a.Run(ctx)
 }
 

@@ -81,6 +81,30 @@ func (n *Namespace) Delete(link string) error {
 	return nil
 }
 
+// MTU sets a link's MTU.
+func (n *Namespace) MTU(link string, mtu int) error {
+	l, err := n.link(link)
+	if err != nil {
+		return err
+	}
+	if err := n.nl.LinkSetMTU(l, mtu); err != nil {
+		return fmt.Errorf("set the MTU of %s/%s: %w", n.Name, link, err)
+	}
+	return nil
+}
+
+// Rename gives a link, which must be down, another name.
+func (n *Namespace) Rename(link, name string) error {
+	l, err := n.link(link)
+	if err != nil {
+		return err
+	}
+	if err := n.nl.LinkSetName(l, name); err != nil {
+		return fmt.Errorf("rename %s/%s to %s: %w", n.Name, link, name, err)
+	}
+	return nil
+}
+
 // Addr gives a link addresses, such as "192.0.2.1/24" or "2001:db8::1/64".
 func (n *Namespace) Addr(link string, prefixes ...string) error {
 	l, err := n.link(link)

@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -68,6 +69,7 @@ type Dataplane struct {
 
 	stopKeeper chan struct{}
 	keeper     sync.WaitGroup
+	hung       atomic.Pointer[loop] // that stands still, as keeper sees it; nil: both move
 
 	mu       sync.Mutex // guards what follows, and serializes the methods
 	link     *plan.Link // what runs; nil if nothing
@@ -336,30 +338,44 @@ func (d *Dataplane) keep() {
 	t := time.NewTicker(renewEvery)
 	defer t.Stop()
 	var busy [2]uint32
-	var hung bool
 	for {
 		select {
 		case <-d.stopKeeper:
 			return
 		case <-t.C:
 		}
-		hangs := false
+		var hung *loop
 		for i, l := range []*loop{d.down, d.up} {
 			var h bool
-			busy[i], h = l.hangs(busy[i])
-			hangs = hangs || h
-		}
-		if hangs != hung {
-			hung = hangs
-			if hung {
-				d.log.Error("a packet loop hangs, packets pass unshaped")
-			} else {
-				d.log.Info("the packet loops move again")
+			if busy[i], h = l.hangs(busy[i]); h {
+				hung = l
 			}
 		}
-		if !hung {
+		switch before := d.hung.Swap(hung); {
+		case hung != nil && before == nil:
+			d.log.Error("a packet loop stands still, packets pass unshaped", "direction", hung.name)
+		case hung == nil && before != nil:
+			d.log.Info("the packet loops move again")
+		}
+		if hung == nil {
 			d.renew()
 		}
+	}
+}
+
+// Health returns an error while a packet loop stands still: packets pass
+// unshaped until it moves again. One that has ended is no matter of health:
+// Apply tells.
+func (d *Dataplane) Health() error {
+	l := d.hung.Load()
+	if l == nil {
+		return nil
+	}
+	select {
+	case <-l.done:
+		return nil
+	default:
+		return fmt.Errorf("the %s packet loop stands still: packets pass unshaped until it moves", l.name)
 	}
 }
 

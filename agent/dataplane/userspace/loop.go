@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/cakefleet/cakefleet/agent/dataplane"
 	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue"
 	"github.com/cakefleet/cakefleet/engine"
 )
@@ -327,7 +328,7 @@ func (l *loop) do(ctx context.Context, f func()) error {
 }
 
 // errEnded means that a loop has given up.
-var errEnded = errors.New("packet loop has ended")
+var errEnded = fmt.Errorf("packet loop has ended: %w", dataplane.ErrEnded)
 
 func (l *loop) ended() error { return fmt.Errorf("%s: %w: %w", l.name, errEnded, l.err) }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -306,8 +307,8 @@ func TestPanic(t *testing.T) {
 		if f.Stats(&st) {
 			t.Error("statistics of a loop that has ended")
 		}
-		if _, err := f.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, errEnded) {
-			t.Errorf("Apply gives %v, want %v", err, errEnded)
+		if _, err := f.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, dataplane.ErrEnded) {
+			t.Errorf("Apply gives %v, want %v", err, dataplane.ErrEnded)
 		}
 		if err := f.Close(); err != nil {
 			t.Errorf("Close: %v", err)
@@ -348,10 +349,16 @@ func TestKeeper(t *testing.T) {
 		if f.Stats(&st) {
 			t.Error("statistics while a loop hangs")
 		}
+		if err := f.Health(); err == nil || !strings.Contains(err.Error(), "up packet loop") {
+			t.Errorf("health while a loop hangs: %v", err)
+		}
 		close(goOn)
 		time.Sleep(2 * renewEvery)
 		if n := renewed(); n < 3 {
 			t.Errorf("renewed %d times after the loop moves again, want at least 3", n)
+		}
+		if err := f.Health(); err != nil {
+			t.Errorf("health after the loop moves again: %v", err)
 		}
 
 		f.rules.Vanish()
