@@ -61,6 +61,7 @@ type Dataplane struct {
 	closed bool
 
 	running *running // nil: nothing is shaped
+	index   uint32   // of the interface, when it was seen last
 	taken   *taken   // somebody else's root qdisc; nil: there was none
 	noNAT   bool     // the kernel has no connection tracking
 	noMQ    bool     // the kernel has no cake_mq, or not for this interface

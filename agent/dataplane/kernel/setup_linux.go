@@ -56,13 +56,17 @@ func (d *Dataplane) apply(l plan.Link) (dataplane.Effective, error) {
 	var eff dataplane.Effective
 	w, err := d.look()
 	if err != nil {
+		if errors.Is(err, errGone) {
+			err = errors.Join(err, d.removeOrphans())
+		}
 		return eff, err
 	}
-	if r := d.running; r != nil && r.index != w.wan.index {
+	if d.index != w.wan.index { // it is another one under the old name
 		d.running = nil
 		if err := d.removeOrphans(); err != nil {
 			return eff, err
 		}
+		d.index = w.wan.index
 	}
 	if d.passing > 0 { // it looks right and does nothing
 		if err := d.removeDown(w); err != nil {
