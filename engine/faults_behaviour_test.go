@@ -389,9 +389,9 @@ func testHostPair(t *testing.T, mode engine.FlowMode, flow func(host uint32, i i
 	for i := range many {
 		sim.Add(flow(hostB, 1+i), time.Millisecond, &enginetest.CBR{Rate: 20_000_000, Size: 1514})
 	}
-	sim.Run(at(time.Second))
+	sim.Run(at(time.Second / 2))
 	sim.ResetTotals()
-	sim.Run(at(4 * time.Second))
+	sim.Run(at(simulated(3 * time.Second)))
 	alone := sim.Totals(0).DeliveredBytes
 	all := alone
 	for i := range many {
