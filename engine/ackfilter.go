@@ -23,7 +23,7 @@ const (
 // ackInfo is what the filter knows of a queued packet. The zero value is a
 // packet that is not TCP.
 type ackInfo struct {
-	addr   [8]uint32 // IPv4: source, destination; IPv6: the same, 4 words each
+	addr   [8]uint32 // IPv4: source, destination, 6 words of no meaning; IPv6: the same, 4 words each
 	ports  uint32
 	ack    uint32
 	tsVal  uint32
@@ -55,7 +55,7 @@ func (a *ackInfo) parse(h []byte) {
 	case family == 4 && h[9] == protoTCP:
 		off = int(h[0]&15) * 4
 		seg = int(binary.BigEndian.Uint16(h[2:])) - off
-		a.addr = [8]uint32{binary.BigEndian.Uint32(h[12:]), binary.BigEndian.Uint32(h[16:])}
+		a.addr[0], a.addr[1] = binary.BigEndian.Uint32(h[12:]), binary.BigEndian.Uint32(h[16:])
 	case family == 6 && h[6] == protoTCP:
 		off = 40
 		seg = int(binary.BigEndian.Uint16(h[4:]))
@@ -193,6 +193,14 @@ func (c *ackInfo) redundant(p *ackInfo) bool {
 	}
 	sack := compareSACK(c, p)
 	return sack > 0 || sack == 0 && c.ack != p.ack
+}
+
+// sameFlow compares the 5-tuples. Ports first: they differ most.
+func (a *ackInfo) sameFlow(p *ackInfo) bool {
+	if a.ports != p.ports || a.family != p.family || a.addr[0] != p.addr[0] || a.addr[1] != p.addr[1] {
+		return false
+	}
+	return a.family == 4 || a.addr == p.addr
 }
 
 // filterAcks takes one packet out of f that its last packet makes redundant,
