@@ -2,7 +2,6 @@ package kernel
 
 import (
 	"bytes"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -73,10 +72,10 @@ func wantListing(t *testing.T, name string, order nlmsg.Order, body []byte) {
 // this machine's is, and the same in the other one.
 func TestFault086(t *testing.T) {
 	for name, body := range recordings(t) {
-		wantListing(t, name, binary.BigEndian, body)
+		wantListing(t, name, nlmsg.BigEndian(), body)
 		for _, pad := range []bool{false, true} {
-			tr := transcoder{from: binary.BigEndian, to: binary.LittleEndian, pad: pad}
-			wantListing(t, name, binary.LittleEndian, tr.qdisc(body))
+			tr := transcoder{from: nlmsg.BigEndian(), to: nlmsg.LittleEndian(), pad: pad}
+			wantListing(t, name, nlmsg.LittleEndian(), tr.qdisc(body))
 		}
 	}
 }
@@ -86,7 +85,7 @@ func TestFault086(t *testing.T) {
 func TestFault129(t *testing.T) {
 	for name, body := range recordings(t) {
 		for _, pad := range []bool{false, true} {
-			tr := transcoder{from: binary.BigEndian, to: binary.BigEndian, pad: pad}
+			tr := transcoder{from: nlmsg.BigEndian(), to: nlmsg.BigEndian(), pad: pad}
 			again := tr.qdisc(body)
 			if !pad && !bytes.Equal(again, body) {
 				t.Errorf("%s: taken apart and put together it is another", name)
@@ -94,10 +93,10 @@ func TestFault129(t *testing.T) {
 			if pad && len(again) <= len(body) {
 				t.Errorf("%s: nothing was padded", name)
 			}
-			wantListing(t, name, binary.BigEndian, again)
+			wantListing(t, name, nlmsg.BigEndian(), again)
 		}
 	}
-	for _, order := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian} {
+	for _, order := range []nlmsg.Order{nlmsg.BigEndian(), nlmsg.LittleEndian()} {
 		b := nlmsg.Builder{Order: order}
 		b.Attr(cakePad, nil) // what follows is at 4 modulo 8 with its header, at 8 without it
 		b.U64(cakeRate, 1<<40+3)
@@ -109,7 +108,7 @@ func TestFault129(t *testing.T) {
 
 // TestFault082 puts every option on the wire and reads it back.
 func TestFault082(t *testing.T) {
-	for _, order := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian} {
+	for _, order := range []nlmsg.Order{nlmsg.BigEndian(), nlmsg.LittleEndian()} {
 		for _, want := range []engine.Config{odd(), engine.DefaultConfig()} {
 			b := nlmsg.Builder{Order: order}
 			appendOptions(&b, want, true)
@@ -175,7 +174,7 @@ func (tr transcoder) stats(b *nlmsg.Builder, all nlmsg.Attr) {
 		switch typ {
 		case statsBasic:
 			inner := &nlmsg.Builder{Order: tr.to}
-			inner.Bytes = tr.to.AppendUint64(nil, tr.from.Uint64(v.Bytes))
+			inner.Bytes = tr.to.Append64(nil, tr.from.Uint64(v.Bytes))
 			tr.words(inner, v.Bytes[8:])
 			b.Attr(typ, inner.Bytes)
 		case statsApp:
@@ -195,7 +194,7 @@ func (tr transcoder) stats(b *nlmsg.Builder, all nlmsg.Attr) {
 		default:
 			inner := &nlmsg.Builder{Order: tr.to}
 			if typ == statsPkt64 {
-				inner.Bytes = tr.to.AppendUint64(nil, tr.from.Uint64(v.Bytes))
+				inner.Bytes = tr.to.Append64(nil, tr.from.Uint64(v.Bytes))
 			} else {
 				tr.words(inner, v.Bytes)
 			}
@@ -237,7 +236,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(newFilter(1, "matchall", 2, 3, true)[16:])
 	f.Add(newFilter(1, "u32", 2, 3, false)[16:])
 	f.Fuzz(func(t *testing.T, body []byte) {
-		for _, order := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian} {
+		for _, order := range []nlmsg.Order{nlmsg.BigEndian(), nlmsg.LittleEndian()} {
 			q, ok := decodeQdisc(order, nlmsg.Message{Type: unix.RTM_NEWQDISC, Body: body})
 			if !ok {
 				continue

@@ -117,7 +117,7 @@ func (s *socket) once(req []byte) ([]nlmsg.Message, error) {
 			return nil, fmt.Errorf("receive from kernel: %w", err)
 		}
 		for b := s.buf[:n]; ; {
-			m, rest, ok := nlmsg.Next(binary.NativeEndian, b)
+			m, rest, ok := nlmsg.Next(nlmsg.Order{}, b)
 			if !ok {
 				break
 			}
@@ -128,12 +128,12 @@ func (s *socket) once(req []byte) ([]nlmsg.Message, error) {
 			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
 			switch m.Type {
 			case unix.NLMSG_ERROR:
-				return answers, ackError(binary.NativeEndian, m)
+				return answers, ackError(nlmsg.Order{}, m)
 			case unix.NLMSG_DONE:
 				if interrupted {
 					return nil, errInterrupted
 				}
-				return answers, ackError(binary.NativeEndian, m)
+				return answers, ackError(nlmsg.Order{}, m)
 			default:
 				m.Body = append([]byte(nil), m.Body...)
 				answers = append(answers, m)

@@ -191,7 +191,7 @@ func TestFault087(t *testing.T) {
 		"cake": "no sch_cake", "ifb": "no ifb", "clsact ingress": "no ingress qdisc", "matchall u32": "no a filter", "mirred": "no a filter",
 	} {
 		k := newFakeKernel(t)
-		for _, kind := range strings.Fields(lack) {
+		for kind := range strings.FieldsSeq(lack) {
 			k.lacks[kind] = true
 		}
 		before := k.String()
@@ -310,7 +310,7 @@ func TestInterfaceComesBack(t *testing.T) {
 	if d.Stats(&st) {
 		t.Error("statistics without an interface")
 	}
-	if _, err := d.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, errGone) {
+	if _, err := d.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, dataplane.ErrNoDevice) {
 		t.Errorf("error is %v", err)
 	}
 	eth0 := k.add("eth0", "")

@@ -203,7 +203,7 @@ func (l *fakeLink) message() nlmsg.Message {
 	if l.up {
 		flags = unix.IFF_UP
 	}
-	b.Bytes = b.Order.AppendUint16(append(b.Bytes, 0, 0), unix.ARPHRD_ETHER)
+	b.Bytes = b.Order.Append16(append(b.Bytes, 0, 0), unix.ARPHRD_ETHER)
 	b.Raw32(l.index, flags, 0)
 	b.Str(unix.IFLA_IFNAME, l.name)
 	b.U32(unix.IFLA_MTU, l.mtu)
@@ -387,7 +387,7 @@ func (q *fakeQdisc) message(index, handle, parent uint32, kind string, packets u
 	}
 	b.Nest(tcaStats2, func() {
 		basic := nlmsg.Builder{Order: native()}
-		basic.Bytes = basic.Order.AppendUint64(basic.Bytes, bytes)
+		basic.Bytes = basic.Order.Append64(basic.Bytes, bytes)
 		basic.Raw32(packets, 0)
 		b.Attr(statsBasic, basic.Bytes)
 		b.Nest(statsApp, func() {

@@ -485,7 +485,7 @@ func TestKernelInterfaceComesBack(t *testing.T) {
 	if d.Stats(&st) {
 		t.Error("statistics without an interface")
 	}
-	if _, err := d.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, errGone) {
+	if _, err := d.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, dataplane.ErrNoDevice) {
 		t.Errorf("error is %v", err)
 	}
 	h.connect(t)
@@ -572,11 +572,12 @@ func TestKernelLoad(t *testing.T) {
 	h := newHome(t)
 	d := h.open(t, Config{})
 	l := dataplanetest.Link()
-	l.Up.Rate, l.Up.MemoryLimit, l.Up.Ingress = 3_000_000, 100_000, false
+	l.Up.Rate, l.Up.MemoryLimit = 1_000_000, 30_000
 	l.Down.Rate = 8_000
 	mustApply(t, d, l)
 	var st dataplane.Stats
-	h.flood(t, h.router, "192.0.2.1:6000", 3000, 3*time.Second)
+	h.flood(t, h.router, "192.0.2.1:6000", 500, 0)              // more than there is room for
+	h.flood(t, h.router, "192.0.2.1:6000", 1000, 2*time.Second) // a standing queue
 	if !d.Stats(&st) || st.Up.Drops == 0 || st.Up.Tins[1].Marks == 0 {
 		t.Errorf("%d drops, %d marks", st.Up.Drops, st.Up.Tins[1].Marks)
 	}
@@ -637,7 +638,9 @@ func (h home) flood(t *testing.T, from *testnet.Namespace, to string, packets in
 		buf := make([]byte, 1000)
 		for range packets {
 			_, _ = c.Write(buf) // refused where nobody listens
-			time.Sleep(during / time.Duration(packets))
+			if during > 0 {
+				time.Sleep(during / time.Duration(packets))
+			}
 		}
 		return nil
 	})
@@ -740,7 +743,9 @@ func TestKernelTakeover(t *testing.T) {
 			h := newHome(t)
 			d := h.open(t, Config{Takeover: true})
 			h.tc(t, append(strings.Fields("qdisc add dev wan root handle 7:"), strings.Fields(args)...)...)
-			rejection(t, d, dataplanetest.Link())
+			if r := rejection(t, d, dataplanetest.Link()); r.Field != "up" {
+				t.Errorf("rejected %s", r.Field)
+			}
 			if got := h.tc(t, "qdisc", "show"); !strings.Contains(got, " 7: dev wan root") || strings.Contains(got, "cake") {
 				t.Errorf("there is\n%s", got)
 			}

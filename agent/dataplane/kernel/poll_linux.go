@@ -21,7 +21,7 @@ func (d *Dataplane) stats(st *dataplane.Stats) error {
 		return err
 	}
 	if wan == nil || wan.index != r.index {
-		return errGone
+		return dataplane.ErrNoDevice
 	}
 	if r.downOn {
 		if w.ifb, err = findLink(d.conn, ifbName(r.index)); err != nil {

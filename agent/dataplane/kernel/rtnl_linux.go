@@ -1,8 +1,6 @@
 package kernel
 
 import (
-	"encoding/binary"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
@@ -45,7 +43,7 @@ const (
 )
 
 // native is the byte order of this machine's kernel.
-func native() nlmsg.Order { return binary.NativeEndian }
+func native() nlmsg.Order { return nlmsg.Order{} }
 
 // link is what the kernel says of an interface.
 type link struct {

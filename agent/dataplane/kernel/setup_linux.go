@@ -56,7 +56,7 @@ func (d *Dataplane) apply(l plan.Link) (dataplane.Effective, error) {
 	var eff dataplane.Effective
 	w, err := d.look()
 	if err != nil {
-		if errors.Is(err, errGone) {
+		if errors.Is(err, dataplane.ErrNoDevice) {
 			err = errors.Join(err, d.removeOrphans())
 		}
 		return eff, err
@@ -408,7 +408,7 @@ func (j *job) setUpIngress() error {
 // removeAll removes whatever is ours.
 func (d *Dataplane) removeAll() error {
 	w, err := d.look()
-	if errors.Is(err, errGone) { // and with it all but the ifb
+	if errors.Is(err, dataplane.ErrNoDevice) { // and with it all but the ifb
 		return errors.Join(d.removeOrphans(), d.forgetTaken())
 	}
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cakefleet/cakefleet/agent/dataplane"
 )
 
 // Our names in the kernel.
@@ -50,8 +52,6 @@ func foreign(q *qdisc) bool { return q != nil && q.handle != 0 && !isCake(q) }
 
 func ours(f filter) bool { return f.pref == prefMark || f.pref == prefPlain }
 
-var errGone = errors.New("no such interface: it is gone or not there yet")
-
 // findLink returns the interface of that name; nil if there is none.
 func findLink(c conn, name string) (*link, error) {
 	answers, err := c.do(linkByName(name))
@@ -69,14 +69,15 @@ func findLink(c conn, name string) (*link, error) {
 	return nil, fmt.Errorf("look up %s: the kernel's answer makes no sense", name)
 }
 
-// look reads what there is. The error is errGone if the WAN interface is not.
+// look reads what there is. The error is dataplane.ErrNoDevice if the WAN
+// interface is not there.
 func (d *Dataplane) look() (*world, error) {
 	wan, err := findLink(d.conn, d.cfg.Interface)
 	if err != nil {
 		return nil, err
 	}
 	if wan == nil {
-		return nil, errGone
+		return nil, dataplane.ErrNoDevice
 	}
 	w := &world{wan: *wan}
 	if w.ifb, err = findLink(d.conn, ifbName(wan.index)); err != nil {

@@ -1,7 +1,6 @@
 package wan
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -98,7 +97,7 @@ func (w *watch) close() error {
 func (w *watch) ask() error {
 	w.seq++
 	w.asked.Add(1)
-	b := nlmsg.Builder{Order: binary.NativeEndian}
+	b := nlmsg.Builder{Order: nlmsg.Order{}}
 	b.Begin(unix.RTM_GETLINK, unix.NLM_F_REQUEST, w.seq)
 	b.Raw(make([]byte, ifinfoLen)...)
 	b.Str(unix.IFLA_IFNAME, w.name)
@@ -140,7 +139,7 @@ func (w *watch) run() {
 // read takes in what the kernel says, and returns whether to ask.
 func (w *watch) read(b []byte) (ask bool) {
 	for {
-		m, rest, ok := nlmsg.Next(binary.NativeEndian, b)
+		m, rest, ok := nlmsg.Next(nlmsg.Order{}, b)
 		if !ok {
 			return ask
 		}
@@ -150,7 +149,7 @@ func (w *watch) read(b []byte) (ask bool) {
 		}
 		switch d, isLink := decode(m); {
 		case m.Seq == w.seq && m.Type == unix.NLMSG_ERROR:
-			if errno := unix.Errno(-int32(nlmsg.Attr{Order: binary.NativeEndian, Bytes: m.Body}.U32())); errno == unix.ENODEV {
+			if errno := unix.Errno(-int32(nlmsg.Attr{Order: nlmsg.Order{}, Bytes: m.Body}.U32())); errno == unix.ENODEV {
 				w.set(dataplane.Device{Name: w.name})
 			} else {
 				w.log.Warn("the kernel does not tell of the interface", "error", errno)
@@ -189,7 +188,7 @@ func decode(m nlmsg.Message) (d dataplane.Device, ok bool) {
 	if m.Type != unix.RTM_NEWLINK && m.Type != unix.RTM_DELLINK || len(m.Body) < ifinfoLen {
 		return d, false
 	}
-	o := binary.NativeEndian
+	var o nlmsg.Order
 	d.Type = o.Uint16(m.Body[2:])
 	d.Index = o.Uint32(m.Body[4:])
 	d.Up = o.Uint32(m.Body[8:])&unix.IFF_UP != 0

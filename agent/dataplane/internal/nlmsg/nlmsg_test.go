@@ -1,7 +1,6 @@
 package nlmsg_test
 
 import (
-	"encoding/binary"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,10 +27,10 @@ func TestBytes(t *testing.T) {
 		0, 24, 0, 2, 0, 12, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 5, 0, 4, 9, 0, 0, 0,
 		0, 12, 0x80, 6, 0, 8, 0, 1, 0, 0, 0, 0x11,
 	}
-	if diff := cmp.Diff(big, build(binary.BigEndian)); diff != "" {
+	if diff := cmp.Diff(big, build(nlmsg.BigEndian())); diff != "" {
 		t.Error(diff)
 	}
-	for _, o := range []nlmsg.Order{binary.BigEndian, binary.LittleEndian, binary.NativeEndian} {
+	for _, o := range []nlmsg.Order{nlmsg.BigEndian(), nlmsg.LittleEndian(), {}} {
 		both := append(build(o), build(o)...)
 		for range 2 {
 			m, rest, ok := nlmsg.Next(o, both)
@@ -60,19 +59,19 @@ func TestBytes(t *testing.T) {
 
 // TestShort reads less than there should be.
 func TestShort(t *testing.T) {
-	b := nlmsg.Builder{Order: binary.BigEndian}
+	b := nlmsg.Builder{Order: nlmsg.BigEndian()}
 	b.Begin(1, 2, 3)
 	b.U64(1, 1<<32|2)
 	b.End()
 	for n := range len(b.Bytes) {
-		if _, _, ok := nlmsg.Next(binary.BigEndian, b.Bytes[:n]); ok {
+		if _, _, ok := nlmsg.Next(nlmsg.BigEndian(), b.Bytes[:n]); ok {
 			t.Errorf("%d bytes are a message", n)
 		}
-		for range (nlmsg.Attrs{Order: binary.BigEndian, Bytes: b.Bytes[min(n, 16):n]}).All() {
+		for range (nlmsg.Attrs{Order: nlmsg.BigEndian(), Bytes: b.Bytes[min(n, 16):n]}).All() {
 			t.Errorf("%d bytes hold an attribute", n)
 		}
 	}
-	a := nlmsg.Attr{Order: binary.BigEndian, Bytes: []byte{1, 2, 3, 4}}
+	a := nlmsg.Attr{Order: nlmsg.BigEndian(), Bytes: []byte{1, 2, 3, 4}}
 	if a.U64() != 0x01020304 || a.U16() != 0x0102 {
 		t.Errorf("%x, %x", a.U64(), a.U16())
 	}
@@ -84,7 +83,7 @@ func TestShort(t *testing.T) {
 
 // FuzzNext takes anything apart; it must come to an end and stay inside.
 func FuzzNext(f *testing.F) {
-	b := nlmsg.Builder{Order: binary.LittleEndian}
+	b := nlmsg.Builder{Order: nlmsg.LittleEndian()}
 	b.Begin(1, 2, 3)
 	b.Nest(1, func() { b.Str(2, "x") })
 	b.End()
@@ -92,7 +91,7 @@ func FuzzNext(f *testing.F) {
 	f.Add([]byte{16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for b := data; ; {
-			m, rest, ok := nlmsg.Next(binary.LittleEndian, b)
+			m, rest, ok := nlmsg.Next(nlmsg.LittleEndian(), b)
 			if !ok {
 				return
 			}
@@ -101,7 +100,7 @@ func FuzzNext(f *testing.F) {
 			}
 			b = rest
 			sum := 0
-			for _, a := range (nlmsg.Attrs{Order: binary.LittleEndian, Bytes: m.Body}).All() {
+			for _, a := range (nlmsg.Attrs{Order: nlmsg.LittleEndian(), Bytes: m.Body}).All() {
 				sum += 4 + len(a.Bytes)
 				a.U64()
 				_ = a.Str()
