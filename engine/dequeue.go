@@ -17,9 +17,7 @@ func (s *Scheduler) Dequeue(now Time) (d Delivery, ok bool) {
 round:
 	for s.qlen != 0 {
 		if s.timeNext > now && s.failsafe > now {
-			if s.stepwise {
-				s.overlimits++
-			}
+			s.overlimits++
 			break
 		}
 		var b *tin

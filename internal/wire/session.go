@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -60,11 +59,7 @@ func ToStatus(m *pb.Status) (plan.Status, error) {
 
 // FromDesired returns the push of d that nonce names.
 func FromDesired(d plan.Desired, nonce uint64) *pb.Desired {
-	m := &pb.Desired{Revision: int64(d.Revision), Nonce: nonce, Hash: d.Hash, Link: FromLink(d.Link)}
-	if d.ExpiresAfter > 0 {
-		m.ExpiresAfter, m.Then = durationpb.New(d.ExpiresAfter), FromLink(d.Then)
-	}
-	return m
+	return &pb.Desired{Revision: int64(d.Revision), Nonce: nonce, Hash: d.Hash, Link: FromLink(d.Link)}
 }
 
 // ToDesired returns the desired state of m. The error names the field; the

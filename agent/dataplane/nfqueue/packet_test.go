@@ -14,7 +14,7 @@ func message(attrs func(b *builder)) []byte {
 	b.begin(msgPacket, 0, 2, firstQueue)
 	attrs(&b)
 	b.end()
-	return b.b[nlHeader:]
+	return b.Bytes[nlHeader:]
 }
 
 func packetHdr(b *builder, id uint32, proto uint16) {

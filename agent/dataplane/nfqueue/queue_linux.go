@@ -87,7 +87,8 @@ type Queue struct {
 	counters Counters
 	lastID   uint32 // of the newest packet received
 
-	out builder // verdicts not sent yet
+	out        builder // verdicts not sent yet
+	verdictMsg verdictMsg
 
 	// The receive side of recvmmsg points into itself, so it is made once and
 	// never moves.
@@ -119,7 +120,7 @@ func Open(c Config) (*Queue, error) {
 		return nil, fmt.Errorf("open eventfd: %w", err)
 	}
 	q := &Queue{fd: fd, wake: wake, recv: new(receiver)}
-	q.out.b = make([]byte, 0, Batch*maxVerdict)
+	q.out.Bytes = make([]byte, 0, Batch*maxVerdict)
 	for i := range q.recv.msgs {
 		q.recv.iovs[i].Base = &q.recv.bufs[i][0]
 		q.recv.iovs[i].SetLen(maxMessage)
@@ -147,6 +148,7 @@ func (q *Queue) setUp(c Config) error {
 	if err := q.bindNumber(); err != nil {
 		return err
 	}
+	q.verdictMsg = newVerdict(q.Number)
 	err := q.configure(func(b *builder) {
 		b.attr(cfgParams, []byte{0, 0, 0, CopyRange, copyPacket})
 	})
@@ -224,7 +226,7 @@ func (q *Queue) request(attrs func(*builder), flags uint16) error {
 	b.begin(msgConfig, unix.NLM_F_REQUEST|flags, unix.AF_UNSPEC, q.Number)
 	attrs(&b)
 	b.end()
-	return unix.Sendto(q.fd, b.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	return unix.Sendto(q.fd, b.Bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 
 // messageError reads the body of an NLMSG_ERROR; nil is an acknowledgement.
@@ -287,31 +289,32 @@ func (q *Queue) count(id uint32) {
 // Accept lets a packet go on. With setMark its firewall mark becomes mark. The
 // verdict waits until Flush, or until a batch is full.
 func (q *Queue) Accept(id uint32, setMark bool, mark uint32) error {
-	q.verdict(msgVerdict, id, verdictAccept)
+	q.verdict(id, verdictAccept)
 	if setMark {
 		q.out.u32(attrMark, mark)
+		q.out.end()
 	}
-	q.out.end()
 	q.counters.Accepted++
 	return q.flushFull()
 }
 
 // Drop drops a packet; it waits like Accept.
 func (q *Queue) Drop(id uint32) error {
-	q.verdict(msgVerdict, id, verdictDrop)
-	q.out.end()
+	q.verdict(id, verdictDrop)
 	return q.flushFull()
 }
 
-func (q *Queue) verdict(typ uint16, id, verdict uint32) {
-	q.out.begin(typ, unix.NLM_F_REQUEST, unix.AF_UNSPEC, q.Number)
-	q.out.head(attrVerdictHdr, 8)
-	q.out.b = binary.BigEndian.AppendUint32(q.out.b, verdict)
-	q.out.b = binary.BigEndian.AppendUint32(q.out.b, id)
+// verdict appends a whole message without a mark. There is one a packet, so it
+// is copied, and only what differs is put in.
+func (q *Queue) verdict(id, verdict uint32) {
+	q.out.again(&q.verdictMsg)
+	at := q.out.Bytes[len(q.out.Bytes)-8:]
+	binary.BigEndian.PutUint32(at, verdict)
+	binary.BigEndian.PutUint32(at[4:], id)
 }
 
 func (q *Queue) flushFull() error {
-	if len(q.out.b)+maxVerdict > cap(q.out.b) {
+	if len(q.out.Bytes)+maxVerdict > cap(q.out.Bytes) {
 		return q.Flush()
 	}
 	return nil
@@ -319,11 +322,11 @@ func (q *Queue) flushFull() error {
 
 // Flush sends the verdicts that wait, in their order.
 func (q *Queue) Flush() error {
-	if len(q.out.b) == 0 {
+	if len(q.out.Bytes) == 0 {
 		return nil
 	}
-	b := q.out.b
-	q.out.b = b[:0]
+	b := q.out.Bytes
+	q.out.Bytes = b[:0]
 	for {
 		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(q.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0)
 		switch errno {
@@ -339,7 +342,7 @@ func (q *Queue) Flush() error {
 // Release accepts every packet that the kernel holds, in the order of arrival:
 // those that were received, and those that still wait to be. Their marks stay.
 func (q *Queue) Release() error {
-	q.out.b = q.out.b[:0]
+	q.out.Bytes = q.out.Bytes[:0]
 	var pkts [Batch]Packet
 	for {
 		n, err := q.Recv(pkts[:])
@@ -353,7 +356,8 @@ func (q *Queue) Release() error {
 	if q.counters.Packets == 0 {
 		return nil
 	}
-	q.verdict(msgVerdictBatch, q.lastID, verdictAccept)
+	q.out.begin(msgVerdictBatch, unix.NLM_F_REQUEST, unix.AF_UNSPEC, q.Number)
+	q.out.u64(attrVerdictHdr, verdictAccept<<32|uint64(q.lastID))
 	q.out.end()
 	return q.Flush()
 }

@@ -213,7 +213,7 @@ func (r *Rules) table() string { return "cakefleet-" + r.iface }
 // transaction sends messages that take effect together or not at all.
 func (r *Rules) transaction(messages func(*builder)) error {
 	b := &r.out
-	b.b = b.b[:0]
+	b.Bytes = b.Bytes[:0]
 	b.begin(msgBatchBegin, unix.NLM_F_REQUEST, unix.AF_UNSPEC, subsysNFTables)
 	b.end()
 	first := b.seq
@@ -221,7 +221,7 @@ func (r *Rules) transaction(messages func(*builder)) error {
 	last := b.seq
 	b.begin(msgBatchEnd, unix.NLM_F_REQUEST, unix.AF_UNSPEC, subsysNFTables)
 	b.end()
-	if err := unix.Sendto(r.fd, b.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := unix.Sendto(r.fd, b.Bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
 	}
 	// Every message between begin and end is acknowledged in order. An error
@@ -267,13 +267,13 @@ func (r *Rules) receive(f func(typ uint16, seq uint32, body []byte) (done bool, 
 // count takes together the counters of a chain's rules.
 func (r *Rules) count(family uint8, chain string) (packets uint64, err error) {
 	b := &r.out
-	b.b = b.b[:0]
+	b.Bytes = b.Bytes[:0]
 	b.begin(msgGetRule, unix.NLM_F_REQUEST|unix.NLM_F_DUMP, family, 0)
 	b.str(ruleTable, r.table())
 	b.str(ruleChain, chain)
 	b.end()
 	want := b.seq
-	if err := unix.Sendto(r.fd, b.b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := unix.Sendto(r.fd, b.Bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return 0, err
 	}
 	err = r.receive(func(typ uint16, seq uint32, body []byte) (bool, error) {
