@@ -17,7 +17,9 @@ func (s *Scheduler) Dequeue(now Time) (d Delivery, ok bool) {
 round:
 	for s.qlen != 0 {
 		if s.timeNext > now && s.failsafe > now {
-			s.overlimits++
+			if s.stepwise {
+				s.overlimits++
+			}
 			break
 		}
 		var b *tin

@@ -113,7 +113,7 @@ func (s *Scheduler) classify(p *Packet) (tin uint32, tos uint8, washed bool) {
 		return 0, tos, washed
 	}
 	if s.markMask != 0 {
-		if m := p.Mark & s.markMask >> 0; m != 0 {
+		if m := p.Mark & s.markMask; m != 0 {
 			if m >>= s.markShift & 31; m <= n {
 				return uint32(s.order[(m-1)&7]), tos, washed
 			}

@@ -16,8 +16,10 @@ type Options struct {
 	Compat Compat
 
 	// Stepwise takes every decision one at a time as the kernel does: quanta
-	// are granted singly, a decaying flow is visited at each Dequeue. The
-	// default computes what comes to the same, with fewer random numbers.
+	// are granted singly, a decaying flow is visited at each Dequeue, and
+	// Overlimits counts the calls of Dequeue that found the gate closed. The
+	// default computes what comes to the same, with fewer random numbers, and
+	// counts the deliveries behind which others had to wait.
 	Stepwise bool
 }
 
@@ -286,7 +288,11 @@ func (s *Scheduler) allocate() {
 			}
 		}
 	}
-	if s.acks == nil && (s.cfg.AckFilter != AckFilterOff || s.stepwise) {
+	// Packets that came before the filter was turned on are no candidates; the
+	// kernel can still read their headers, so a stepwise scheduler remembers all.
+	if s.cfg.AckFilter == AckFilterOff && !s.stepwise {
+		s.acks = nil
+	} else if s.acks == nil {
 		s.acks = make([]ackInfo, len(s.pkts), cap(s.pkts))
 	}
 }

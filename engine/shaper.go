@@ -79,6 +79,11 @@ func (s *Scheduler) charge(b *tin, n uint32, now Time, drop bool) {
 	s.timeNext += d
 	if !drop {
 		s.failsafe += d + d>>1
+		// Who goes by NextSend never finds the gate closed, so what has to wait
+		// behind this packet is counted here. The kernel counts closed gates.
+		if s.timeNext > now && s.failsafe > now && s.qlen != 0 && !s.stepwise {
+			s.overlimits++
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"time"
 
 	"github.com/cakefleet/cakefleet/controller/fleet"
 	"github.com/cakefleet/cakefleet/controller/resolve"
@@ -31,13 +32,16 @@ type member struct {
 	router  plan.Router
 	plan    string // through its subscriber; empty if none
 	desired plan.Desired
+	owners  [plan.NumFields]plan.Owner // of the fields of the link, if there is one
 }
 
 func (m member) id() string { return m.router.ID }
 
 func memberOf(st *store.State, r plan.Router) member {
 	m := member{router: r}
-	m.desired, _ = resolve.Router(st, r.ID)
+	now := time.Now()
+	m.desired, _ = resolve.Router(st, r.ID, now, nil)
+	m.owners, _ = resolve.Owners(st, r.ID, now)
 	if sub, ok := st.Subscriber(r.Subscriber); ok {
 		m.plan = sub.Plan
 	}
@@ -167,6 +171,8 @@ func (s *RouterService) message(m member) *pb.Router {
 			Link:     wire.FromLink(m.desired.Link),
 			Reason:   m.desired.Reason,
 			Since:    wire.FromTime(m.desired.Since),
+			Fields:   ownedFields(m),
+			Changes:  wire.FromTime(m.desired.Changes),
 		},
 		Reported: fromReported(snap.Reported),
 		Session: &pb.SessionState{
@@ -181,6 +187,16 @@ func (s *RouterService) message(m member) *pb.Router {
 			Sync:         pb.SyncState(snap.Sync),
 		},
 	}
+}
+
+// ownedFields returns the fields that are not the plan's word.
+func ownedFields(m member) (all []*pb.OwnedField) {
+	for i, owner := range m.owners {
+		if owner != plan.OwnerPlan && m.desired.Link != nil {
+			all = append(all, &pb.OwnedField{Field: plan.FieldName(i), Value: plan.FieldText(m.desired.Link, i), Owner: owner.String()})
+		}
+	}
+	return all
 }
 
 func fromReported(r *fleet.Reported) *pb.ReportedState {

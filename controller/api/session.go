@@ -53,6 +53,7 @@ type SessionService struct {
 	interval  time.Duration
 	logger    hclog.Logger
 
+	hashes    resolve.Hashes
 	receivers sync.WaitGroup
 	stop      sync.Once
 	stopping  chan struct{} // closed by Stop
@@ -125,13 +126,17 @@ func (s *SessionService) send(stream pb.SessionService_ConnectServer, session *f
 		if !exists {
 			return removed(router)
 		}
-		push, ok, wait := session.Next(time.Now(), desired)
+		now := time.Now()
+		push, ok, wait := session.Next(now, desired)
 		if ok {
 			m := &pb.ConnectResponse_Desired{Desired: wire.FromDesired(push.Desired, push.Nonce)}
 			if err := stream.Send(&pb.ConnectResponse{Message: m}); err != nil {
 				return err
 			}
 			continue
+		}
+		if left := desired.Changes.Sub(now); !desired.Changes.IsZero() && (wait <= 0 || left < wait) {
+			wait = max(left, time.Millisecond)
 		}
 		var due <-chan time.Time
 		if wait > 0 {
@@ -171,7 +176,7 @@ func why(session *fleet.Session, router string, err error) error {
 // desired returns what a router should run; exists is false if there is no
 // such router.
 func (s *SessionService) desired(router string) (d plan.Desired, exists bool) {
-	s.store.View(func(st *store.State) { d, exists = resolve.Router(st, router) })
+	s.store.View(func(st *store.State) { d, exists = resolve.Router(st, router, time.Now(), &s.hashes) })
 	return d, exists
 }
 

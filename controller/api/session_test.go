@@ -3,6 +3,7 @@ package api_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
@@ -302,4 +303,41 @@ func TestDoors(t *testing.T) {
 	if !strings.Contains(f.log.String(), "secret detail") {
 		t.Error("the fault is not in the log")
 	}
+}
+
+// A boost goes out with its end and what follows; at the end the controller
+// wants what the router runs by then, without being woken by anybody.
+func TestFleet001_BoostInSession(t *testing.T) {
+	f := newFixture(t)
+	gold := f.setPlan("gold", 100_000_000)
+	f.setRouter("home-1", "gold")
+	operator := f.dial(f.operators, f.operatorCert())
+	a := f.connect("home-1", &pb.Hello{AppliedHash: gold.Hash(), EffectiveHash: gold.Hash()})
+	var boost plan.Boost
+	noError(t, boost.Settings.Parse("down.rate", "300mbit"))
+	boost.Until = time.Now().Add(2 * time.Second)
+	_, err := f.store.PutSubscriber(t.Context(), plan.Subscriber{ID: "sub-home-1", Plan: "gold"}.WithLayers(plan.Layers{Boost: boost}), store.Any)
+	noError(t, err)
+	d := a.desired()
+	then, err := wire.ToLink(d.GetThen())
+	noError(t, err)
+	link, err := wire.ToLink(d.GetLink())
+	noError(t, err)
+	if *then != gold || link.Down.Rate != 300_000_000 || d.GetExpiresAfter().AsDuration() <= 0 || d.GetExpiresAfter().AsDuration() > 2*time.Second {
+		t.Fatalf("boost is %v, then %v after %v", link, then, d.GetExpiresAfter().AsDuration())
+	}
+	a.status(&pb.Status{
+		Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_APPLIED, AppliedRevision: d.GetRevision(),
+		AppliedHash: d.GetHash(), EffectiveHash: link.Hash(), Effective: d.GetLink(),
+	})
+	r := f.waitSync(operator, pb.SyncState_SYNC_STATE_IN_SYNC)
+	if fields := r.GetDesired().GetFields(); len(fields) != 1 || fields[0].GetOwner() != "boost" || fields[0].GetField() != "down.rate" || fields[0].GetValue() != "300Mbit" {
+		t.Errorf("fields that are not the plan's: %v", fields)
+	}
+	after := a.desired()
+	if after.GetHash() != gold.Hash() || after.GetExpiresAfter() != nil || time.Now().Before(boost.Until) {
+		t.Errorf("at the end %v is desired", after)
+	}
+	a.apply(after)
+	f.waitSync(operator, pb.SyncState_SYNC_STATE_IN_SYNC)
 }

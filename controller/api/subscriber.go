@@ -95,6 +95,7 @@ func (s *SubscriberService) updateSubscriber(ctx context.Context, next plan.Subs
 	var current plan.Subscriber
 	var exists bool
 	s.store.View(func(st *store.State) { current, exists = st.Subscriber(next.ID) })
+	next.Layers = current.Layers
 	switch {
 	case !exists && (!allowMissing || next.Revision != 0):
 		return nil, &store.Error{Kind: store.KindSubscriber, ID: next.ID, Err: store.ErrNotFound}

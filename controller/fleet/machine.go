@@ -120,7 +120,7 @@ func (m *machine) isAgain(d plan.Desired) bool {
 func (m *machine) inFlight() bool { return m.sent.nonce != 0 && !m.answered }
 
 func (m *machine) runs(d plan.Desired) bool {
-	return m.reported.AppliedHash == d.Hash && m.reported.EffectiveHash == d.Hash
+	return m.reported.AppliedHash == d.Hash && m.reported.EffectiveHash == d.EffectiveHash()
 }
 
 // runsClamped reports whether the router said that it can't run d better than

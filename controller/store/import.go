@@ -322,7 +322,7 @@ func (s *State) check(w SubscriberWrite) error {
 		}
 		return nil
 	}
-	for _, name := range plansOf(w.Subscriber) {
+	for _, name := range w.Subscriber.Plans() {
 		if _, ok := s.plans.byID[name]; !ok {
 			return &Error{Kind: KindSubscriber, ID: id, Err: ErrDangling, Ref: KindPlan, RefID: name}
 		}
@@ -508,7 +508,7 @@ func (s *Store) rollPiece(ctx context.Context, c commit, it Item) (overtaken boo
 			return false, fmt.Errorf("subscriber %s: %w", w.ID, err)
 		}
 		ops = append(ops, Op{key(KindSubscriber, w.ID), encodeImported(sub, c.revision)})
-		for _, name := range plansOf(sub) {
+		for _, name := range sub.Plans() {
 			if !marked[name] {
 				marked[name] = true
 				ops = append(ops, marker(KindPlan, name, w.ID))

@@ -50,6 +50,13 @@ type (
 		Labels  map[string]string `json:"labels,omitempty"`
 		Updated time.Time         `json:"updated"`
 
+		Billing           map[string]string `json:"billing,omitempty"`
+		BillingSuspension string            `json:"billing_suspension,omitempty"`
+		Override          map[string]string `json:"override,omitempty"`
+		Boost             map[string]string `json:"boost,omitempty"`
+		BoostUntil        time.Time         `json:"boost_until,omitzero"`
+		Suspension        string            `json:"suspension,omitempty"`
+
 		// Revision at which an import made it count; absent: that of the key.
 		Imported plan.Revision `json:"imported,omitempty"`
 	}
@@ -84,7 +91,12 @@ func encodeSubscriber(s plan.Subscriber) []byte { return encodeImported(s, 0) }
 // encodeImported returns the record of a subscriber that an import made count
 // at a revision.
 func encodeImported(s plan.Subscriber, rev plan.Revision) []byte {
-	return encode(subscriberRecord{Schema: schema, Plan: s.Plan, Labels: s.Labels, Updated: s.Updated, Imported: rev})
+	l := s.EditLayers()
+	return encode(subscriberRecord{
+		Schema: schema, Plan: s.Plan, Labels: s.Labels, Updated: s.Updated,
+		Billing: l.Billing.Words(), BillingSuspension: l.BillingSuspension, Override: l.Override.Words(),
+		Boost: l.Boost.Settings.Words(), BoostUntil: l.Boost.Until, Suspension: l.Suspension, Imported: rev,
+	})
 }
 
 func encodeRouter(r plan.Router) []byte {
@@ -132,7 +144,19 @@ func decodeSubscriber(id string, value []byte, rev plan.Revision) (plan.Subscrib
 	if r.Imported != 0 {
 		rev = r.Imported
 	}
-	return plan.Subscriber{ID: id, Plan: r.Plan, Labels: r.Labels, Revision: rev, Updated: r.Updated}, nil
+	l := plan.Layers{BillingSuspension: r.BillingSuspension, Boost: plan.Boost{Until: r.BoostUntil}, Suspension: r.Suspension}
+	for _, s := range []struct {
+		name  string
+		words map[string]string
+		to    *plan.Settings
+	}{{"billing", r.Billing, &l.Billing}, {"override", r.Override, &l.Override}, {"boost", r.Boost, &l.Boost.Settings}} {
+		var err error
+		if *s.to, err = plan.ParseSettings(s.words); err != nil {
+			return plan.Subscriber{}, fmt.Errorf("%s: %w", s.name, err)
+		}
+	}
+	sub := plan.Subscriber{ID: id, Plan: r.Plan, Labels: r.Labels, Revision: rev, Updated: r.Updated}
+	return sub.WithLayers(l), nil
 }
 
 func decodeRouter(id string, value []byte, rev plan.Revision) (plan.Router, error) {

@@ -137,21 +137,26 @@ func (s *State) Affected(c Change) iter.Seq[string] {
 func (s *State) setSubscriber(id string, sub plan.Subscriber, exists bool) {
 	delete(s.modified, id)
 	old, had := s.subscribers.byID[id]
-	if had && exists && old.Plan == sub.Plan {
+	if had && exists && old.Layers == nil && sub.Layers == nil && old.Plan == sub.Plan {
 		s.subscribers.byID[id] = sub
 		return
 	}
 	if had {
-		s.subscribersOfPlan.remove(old.Plan, id)
-		for r := range s.routersOfSubscriber.after(id, "") {
-			s.routersOfPlan.remove(old.Plan, r)
+		for _, name := range old.Plans() {
+			s.subscribersOfPlan.remove(name, id)
+			for r := range s.routersOfSubscriber.after(id, "") {
+				s.routersOfPlan.remove(name, r)
+			}
 		}
 	}
 	s.subscribers.set(id, sub, exists)
-	if exists {
-		s.subscribersOfPlan.add(sub.Plan, id)
+	if !exists {
+		return
+	}
+	for _, name := range sub.Plans() {
+		s.subscribersOfPlan.add(name, id)
 		for r := range s.routersOfSubscriber.after(id, "") {
-			s.routersOfPlan.add(sub.Plan, r)
+			s.routersOfPlan.add(name, r)
 		}
 	}
 }
@@ -160,14 +165,18 @@ func (s *State) setRouter(id string, r plan.Router, exists bool) {
 	if old, had := s.routers.byID[id]; had && old.Subscriber != "" {
 		s.routersOfSubscriber.remove(old.Subscriber, id)
 		if sub, ok := s.subscribers.byID[old.Subscriber]; ok {
-			s.routersOfPlan.remove(sub.Plan, id)
+			for _, name := range sub.Plans() {
+				s.routersOfPlan.remove(name, id)
+			}
 		}
 	}
 	s.routers.set(id, r, exists)
 	if exists && r.Subscriber != "" {
 		s.routersOfSubscriber.add(r.Subscriber, id)
 		if sub, ok := s.subscribers.byID[r.Subscriber]; ok {
-			s.routersOfPlan.add(sub.Plan, id)
+			for _, name := range sub.Plans() {
+				s.routersOfPlan.add(name, id)
+			}
 		}
 	}
 }

@@ -46,7 +46,7 @@ func (s *Store) PutSubscriber(ctx context.Context, sub plan.Subscriber, expect p
 	var err error
 	sub.Revision, err = s.put(ctx, write{
 		kind: KindSubscriber, id: sub.ID, value: encodeSubscriber(sub), expect: expect,
-		ref: KindPlan, refs: plansOf(sub),
+		ref: KindPlan, refs: sub.Plans(),
 	})
 	return sub, err
 }
@@ -101,7 +101,7 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 		s.View(func(st *State) {
 			for sub := range st.SubscribersOfPlan(name, "") {
 				w := SubscriberWrite{Subscriber: sub, Expect: sub.Revision}
-				w.Subscriber.Plan = replacement
+				w.Subscriber = replacePlan(sub, name, replacement)
 				users = append(users, w)
 			}
 		})
@@ -121,6 +121,17 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 		}
 	}
 	return moved, fmt.Errorf("delete plan %s: %w", name, errBusy)
+}
+
+// replacePlan returns a subscriber that refers to another plan.
+func replacePlan(sub plan.Subscriber, name, replacement string) plan.Subscriber {
+	l := sub.EditLayers()
+	for _, at := range []*string{&sub.Plan, &l.Suspension, &l.BillingSuspension} {
+		if *at == name {
+			*at = replacement
+		}
+	}
+	return sub.WithLayers(l)
 }
 
 // SubscriberWrite is one of many subscribers to put or remove.
@@ -192,12 +203,9 @@ func subscriberWrite(sw SubscriberWrite, now time.Time) write {
 	sub.Updated = now
 	return write{
 		kind: KindSubscriber, id: sub.ID, value: encodeSubscriber(sub), expect: sw.Expect,
-		ref: KindPlan, refs: plansOf(sub),
+		ref: KindPlan, refs: sub.Plans(),
 	}
 }
-
-// plansOf returns the plans that a subscriber refers to, each once.
-func plansOf(sub plan.Subscriber) []string { return []string{sub.Plan} }
 
 // write is one record to put, or to delete if there is no value.
 type write struct {

@@ -113,7 +113,22 @@ func (d *Diff) row(f File, r Row, stored Records, good bool) {
 	after := before
 	after.Revision, after.Updated = 0, time.Time{}
 	after.ID, after.Plan, after.Labels = r.ID, r.Plan, merge(before.Labels, append(slices.Clip(f.Labels), r.Clear...), r.Labels)
-	if exists && before.Plan == after.Plan && maps.Equal(before.Labels, after.Labels) {
+	l := before.EditLayers()
+	was := l
+	l.Billing = l.Billing.Without(r.Speaks).With(r.Billing)
+	if r.Suspended != nil {
+		l.BillingSuspension = *r.Suspended
+	}
+	after = after.WithLayers(l)
+	if policy := l.BillingSuspension; policy != "" {
+		if _, exists := stored.Plan(policy); !exists {
+			if plan.ValidateName("plan", policy) == nil {
+				d.Errors = append(d.Errors, LineError{r.Line, columnSuspended, fmt.Sprintf("plan %s does not exist", policy)})
+			}
+			return
+		}
+	}
+	if exists && before.Plan == after.Plan && maps.Equal(before.Labels, after.Labels) && l == was {
 		d.Unchanged++
 		return
 	}
@@ -171,11 +186,19 @@ func merge(before map[string]string, columns []string, row map[string]string) ma
 	return after
 }
 
-// Describe returns a subscriber's plan and labels for people, such as "plan
+// Describe returns what an import says of a subscriber for people, such as "plan
 // gold, site north".
 func Describe(s plan.Subscriber) string {
 	var b strings.Builder
 	b.WriteString("plan " + s.Plan)
+	if l := s.EditLayers(); l.Billing.Fields != 0 || l.BillingSuspension != "" {
+		if l.Billing.Fields != 0 {
+			b.WriteString(", " + l.Billing.String())
+		}
+		if l.BillingSuspension != "" {
+			b.WriteString(", suspended with " + l.BillingSuspension)
+		}
+	}
 	for _, k := range slices.Sorted(maps.Keys(s.Labels)) {
 		fmt.Fprintf(&b, ", %s %s", k, s.Labels[k])
 	}

@@ -18,6 +18,10 @@ type member struct {
 	ID     word            `json:"id"`
 	Plan   string          `json:"plan"`
 	Labels map[string]word `json:"labels"`
+
+	Down      *word `json:"down"`
+	Up        *word `json:"up"`
+	Suspended *word `json:"suspended"`
 }
 
 // word is a text, or a number or truth value as it is written; null is empty.
@@ -44,7 +48,8 @@ func (w *word) UnmarshalJSON(b []byte) error {
 
 // parseJSON reads an array of objects with the fields id, plan and labels, or
 // an object whose field subscribers is such an array. A label that is empty or
-// null is removed; labels that are not named stay. The line of a subscriber is
+// null is removed; labels that are not named stay, and so do the rates down and
+// up and suspended, which are as in a table. The line of a subscriber is
 // that on which its object begins.
 func parseJSON(text string) File {
 	p := parser{seen: map[string]int{}}
@@ -145,6 +150,15 @@ func (p *parser) member(line int, raw json.RawMessage) {
 	}
 	bad(columnID, plan.ValidateID("subscriber", r.ID))
 	bad(columnPlan, plan.ValidateName("plan", r.Plan))
+	for _, b := range []struct {
+		column string
+		value  *word
+	}{{columnDown, m.Down}, {columnUp, m.Up}, {columnSuspended, m.Suspended}} {
+		if b.value != nil {
+			_, err := r.bill(b.column, string(*b.value))
+			bad(b.column, err)
+		}
+	}
 	for _, name := range slices.Sorted(maps.Keys(m.Labels)) {
 		value := string(m.Labels[name])
 		bad(name, plan.ValidateLabel(name, value))

@@ -13,11 +13,19 @@ import (
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
-// The columns that every file has; all others are labels.
+// The columns that every file has, and those of what billing sets for one
+// subscriber; all others are labels.
 const (
-	columnID   = "id"
-	columnPlan = "plan"
+	columnID        = "id"
+	columnPlan      = "plan"
+	columnDown      = "down"
+	columnUp        = "up"
+	columnSuspended = "suspended"
 )
+
+// defaultPolicy is the plan whose rates a subscriber gets that is suspended
+// without further words.
+const defaultPolicy = "slow"
 
 // File is what a file says.
 type File struct {
@@ -35,6 +43,39 @@ type Row struct {
 	Labels map[string]string // those that are not empty
 	Clear  []string          // labels that are removed, besides the columns
 	Bad    bool              // there is an error about it
+
+	Billing   plan.Settings // rates that are not the plan's
+	Speaks    uint64        // fields that the file speaks about, set or not
+	Suspended *string       // plan whose rates apply, empty for none; nil: the file does not say
+}
+
+// bill reads one value that billing sets; handled is false if it is none.
+func (r *Row) bill(column, value string) (handled bool, err error) {
+	field := map[string]int{columnDown: plan.DownRate, columnUp: plan.UpRate}
+	i, rate := field[column]
+	switch {
+	case rate:
+		r.Speaks |= 1 << i
+		if value == "" {
+			return true, nil
+		}
+		return true, r.Billing.Parse(plan.FieldName(i), value)
+	case column == columnSuspended:
+		policy := strings.ToLower(value)
+		switch policy {
+		case "no", "false", "0":
+			policy = ""
+		case "yes", "true", "1":
+			policy = defaultPolicy
+		}
+		r.Suspended = &policy
+		if policy == "" {
+			return true, nil
+		}
+		return true, plan.ValidateName("plan", policy)
+	default:
+		return false, nil
+	}
 }
 
 // LineError is one line that can't be used.
@@ -44,7 +85,9 @@ type LineError struct {
 	Message string
 }
 
-// Parse reads a file. What begins with "[" or "{" is JSON, as ParseJSON says;
+// Parse reads a file. The columns down and up are rates of billing that count
+// instead of the plan's where they are not empty, and suspended says "yes" or
+// names a plan whose rates count instead. What begins with "[" or "{" is JSON, as ParseJSON says;
 // everything else is a table. Its first line names the columns: id, plan, and any
 // others, which are labels. Columns are separated by commas, semicolons or
 // tabs; text is UTF-8 or UTF-16, with or without a byte order mark; lines end
@@ -124,7 +167,7 @@ func (p *parser) header(line int, fields []string) bool {
 			p.fail(line, "", fmt.Sprintf("column %d has no name", i+1))
 		case twice:
 			p.fail(line, name, fmt.Sprintf("columns %d and %d have the same name", first+1, i+1))
-		case name != columnID && name != columnPlan:
+		case name != columnID && name != columnPlan && name != columnDown && name != columnUp && name != columnSuspended:
 			if err := plan.ValidateName("label", name); err != nil {
 				p.fail(line, name, err.Error())
 			}
@@ -149,8 +192,9 @@ func (p *parser) row(line int, fields []string) {
 	r := Row{Line: line}
 	for i, name := range p.columns {
 		value := fields[i]
-		var err error
+		billed, err := r.bill(name, value)
 		switch {
+		case billed:
 		case name == columnID:
 			r.ID = value
 			err = plan.ValidateID("subscriber", value)

@@ -4,10 +4,9 @@
 package plan
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,15 +49,6 @@ func validateDirection(name string, c engine.Config) error {
 	return nil
 }
 
-// Hash returns 32 hex digits that stand for everything in the link. Equal
-// hashes mean equal links.
-func (l Link) Hash() string {
-	// %+v of plain fields has every field with its name, so that a field that
-	// is added later changes the hash.
-	sum := sha256.Sum256(fmt.Appendf(nil, "%+v", l))
-	return hex.EncodeToString(sum[:16])
-}
-
 // Plan is what subscribers can buy: rates and shaping options under a name.
 type Plan struct {
 	Name     string
@@ -83,8 +73,41 @@ type Subscriber struct {
 	ID       string
 	Plan     string
 	Labels   map[string]string
+	Layers   *Layers // what changes the plan for this subscriber; nil: nothing. Not to be changed
 	Revision Revision
 	Updated  time.Time
+}
+
+// EditLayers returns a copy of the layers to change.
+func (s Subscriber) EditLayers() Layers {
+	if s.Layers == nil {
+		return Layers{}
+	}
+	return *s.Layers
+}
+
+// WithLayers returns the subscriber with other layers.
+func (s Subscriber) WithLayers(l Layers) Subscriber {
+	s.Layers = nil
+	if l != (Layers{}) {
+		s.Layers = &l
+	}
+	return s
+}
+
+// Plans returns the names of all plans that the subscriber refers to, its own
+// first and each once.
+func (s Subscriber) Plans() []string {
+	if s.Layers == nil || s.Layers.Suspension == "" && s.Layers.BillingSuspension == "" {
+		return []string{s.Plan}
+	}
+	names := []string{s.Plan}
+	for _, name := range []string{s.Layers.Suspension, s.Layers.BillingSuspension} {
+		if name != "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // Validate returns an error that names the field. It does not ask whether the
@@ -94,6 +117,9 @@ func (s Subscriber) Validate() error {
 		return err
 	}
 	if err := ValidateName("plan", s.Plan); err != nil {
+		return fmt.Errorf("subscriber %s: %w", s.ID, err)
+	}
+	if err := s.Layers.Validate(); err != nil {
 		return fmt.Errorf("subscriber %s: %w", s.ID, err)
 	}
 	if len(s.Labels) > maxLabels {
@@ -147,10 +173,25 @@ func (r Router) Validate() error {
 // Desired is the whole state that one router should run.
 type Desired struct {
 	Revision Revision
-	Hash     string // Link.Hash as the controller computed it; empty if Link is nil
+	Hash     string // Link.Hash as the controller computed it, of an expiry too if there is one; empty if Link is nil
 	Link     *Link  // nil: nothing is shaped
 	Reason   string // why Link is nil
 	Since    time.Time
+
+	// ExpiresAfter is when the router runs Then instead, with or without a
+	// controller; 0: never.
+	ExpiresAfter time.Duration
+	Then         *Link
+	LinkHash     string    // Link.Hash, if Hash is another one
+	Changes      time.Time // when there will be another desired state without any change of records; zero: never
+}
+
+// EffectiveHash returns the hash that the data plane has if it runs d.
+func (d Desired) EffectiveHash() string {
+	if d.LinkHash != "" {
+		return d.LinkHash
+	}
+	return d.Hash
 }
 
 // Outcome is a router's answer to a desired state.

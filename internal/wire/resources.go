@@ -28,10 +28,24 @@ func ToPlan(m *pb.Plan) (plan.Plan, error) {
 // FromSubscriber returns the message of s without the numbers that only a
 // controller knows.
 func FromSubscriber(s plan.Subscriber) *pb.Subscriber {
-	return &pb.Subscriber{Id: s.ID, Plan: s.Plan, Labels: s.Labels, Revision: int64(s.Revision), UpdateTime: FromTime(s.Updated)}
+	return &pb.Subscriber{
+		Id: s.ID, Plan: s.Plan, Labels: s.Labels, Revision: int64(s.Revision), UpdateTime: FromTime(s.Updated),
+		Layers: fromLayers(s.Layers),
+	}
 }
 
-// ToSubscriber returns the subscriber of m.
+func fromLayers(l *plan.Layers) *pb.Layers {
+	if l == nil {
+		return nil
+	}
+	return &pb.Layers{
+		Billing: l.Billing.Words(), BillingSuspension: l.BillingSuspension, Override: l.Override.Words(),
+		Boost: l.Boost.Settings.Words(), BoostEnd: FromTime(l.Boost.Until), Suspension: l.Suspension,
+	}
+}
+
+// ToSubscriber returns the subscriber of m, without the layers: each of them
+// has its own call.
 func ToSubscriber(m *pb.Subscriber) plan.Subscriber {
 	return plan.Subscriber{
 		ID:       m.GetId(),

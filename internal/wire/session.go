@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -59,7 +60,11 @@ func ToStatus(m *pb.Status) (plan.Status, error) {
 
 // FromDesired returns the push of d that nonce names.
 func FromDesired(d plan.Desired, nonce uint64) *pb.Desired {
-	return &pb.Desired{Revision: int64(d.Revision), Nonce: nonce, Hash: d.Hash, Link: FromLink(d.Link)}
+	m := &pb.Desired{Revision: int64(d.Revision), Nonce: nonce, Hash: d.Hash, Link: FromLink(d.Link)}
+	if d.ExpiresAfter > 0 {
+		m.ExpiresAfter, m.Then = durationpb.New(d.ExpiresAfter), FromLink(d.Then)
+	}
+	return m
 }
 
 // ToDesired returns the desired state of m. The error names the field; the

@@ -138,7 +138,7 @@ func TestRoundTrips(t *testing.T) {
 	t.Run("link", func(t *testing.T) { roundTrip(t, wire.FromLink, wire.ToLink, nil) })
 	t.Run("plan", func(t *testing.T) { roundTrip(t, wire.FromPlan, wire.ToPlan, nil) })
 	t.Run("subscriber", func(t *testing.T) {
-		roundTrip(t, wire.FromSubscriber, func(m *pb.Subscriber) (plan.Subscriber, error) { return wire.ToSubscriber(m), nil }, nil)
+		roundTrip(t, wire.FromSubscriber, func(m *pb.Subscriber) (plan.Subscriber, error) { return wire.ToSubscriber(m), nil }, func(s *plan.Subscriber) { s.Layers = nil })
 	})
 	t.Run("status", func(t *testing.T) {
 		from := func(s plan.Status) *pb.Status {
@@ -158,8 +158,17 @@ func TestRoundTrips(t *testing.T) {
 			}
 			return m
 		}
-		// Reason and time are for operators and don't go to the router.
-		roundTrip(t, from, wire.ToDesired, func(d *plan.Desired) { d.Reason, d.Since = "", time.Time{} })
+		// Reason and times are for operators and don't go to the router; what
+		// follows an expiry the session reads for itself.
+		roundTrip(t, from, wire.ToDesired, func(d *plan.Desired) {
+			d.Reason, d.Since, d.Changes, d.LinkHash = "", time.Time{}, time.Time{}, ""
+			d.ExpiresAfter, d.Then = 0, nil
+		})
+		then := plan.Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}
+		m := wire.FromDesired(plan.Desired{ExpiresAfter: time.Hour, Then: &then}, 7)
+		if got, err := wire.ToLink(m.GetThen()); err != nil || *got != then || m.GetExpiresAfter().AsDuration() != time.Hour {
+			t.Errorf("then %v after %v: %v", got, m.GetExpiresAfter(), err)
+		}
 	})
 	t.Run("report", func(t *testing.T) {
 		roundTrip(t, func(r plan.Report) *pb.Report { return wire.FromReport(&r) }, wire.ToReport, nil)

@@ -32,6 +32,7 @@ const port = 5001
 var (
 	far4 = netip.MustParseAddrPort("198.51.100.2:5001")
 	far6 = netip.MustParseAddrPort("[2001:db8:ff::2]:5001")
+	lan  = netip.MustParseAddrPort("10.9.1.1:5001") // the router itself
 )
 
 // home is a router with two hosts and the world behind its link "wan".

@@ -118,7 +118,7 @@ a subscriber. Changing a plan changes every router that it reaches:
 	f.StringVar(&a.credentials, "credentials", a.env(envCredentials, defaultCredentials), "`file` with your certificate and key, such as operator.pem of the controller's data directory (also "+envCredentials+")")
 	f.StringVarP(&a.output, "output", "o", "table", "how to print: table or json")
 	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
-	root.AddCommand(a.planCommand(), a.subscriberCommand(), a.routerCommand(), a.tokenCommand(), a.statsCommand(), a.cakeCommand(), a.versionCommand())
+	root.AddCommand(a.planCommand(), a.subscriberCommand(), a.routerCommand(), a.tokenCommand(), a.overrideCommand(), a.boostCommand(), a.suspendCommand(), a.resumeCommand(), a.statsCommand(), a.cakeCommand(), a.versionCommand())
 	return root
 }
 

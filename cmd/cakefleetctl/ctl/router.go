@@ -198,6 +198,12 @@ func (a *app) showRouter(r *pb.Router, lastChange string) error {
 		state = why
 	}
 	t.row("state", state)
+	for _, f := range des.GetFields() {
+		t.row(f.GetField(), fmt.Sprintf("%s, by %s", f.GetValue(), f.GetOwner()))
+	}
+	if c := des.GetChanges(); c != nil {
+		t.row("changes", c.AsTime().Format(time.RFC3339)+" by itself")
+	}
 	t.row("last change", lastChange)
 	t.row("session", a.sessionLine(s))
 	if s.GetAgentVersion() != "" || s.GetModel() != "" {

@@ -142,6 +142,7 @@ func (a *app) subscriberGet() *cobra.Command {
 			t := a.table("subscriber", s.GetId())
 			t.row("plan", s.GetPlan())
 			t.row("labels", labelText(s.GetLabels()))
+			a.layerRows(s.GetLayers(), t.row)
 			t.row("routers", strings.Join(s.GetRouters(), ", "))
 			t.row("revision", fmt.Sprintf("%d, %s", s.GetRevision(), a.ago(s.GetUpdateTime())))
 			return t.end(a, "")

@@ -47,6 +47,7 @@ func Suite(t *testing.T, open func(t *testing.T, onChange ...func(store.Change))
 		{"concurrent writers", concurrentWriters},
 		{"references under concurrency", referencesUnderConcurrency},
 		{"indexes", indexes},
+		{"layers", layers},
 		{"listing", listing},
 		{"token is used once", tokenIsUsedOnce},
 		{"token is refused", tokenIsRefused},
@@ -106,6 +107,63 @@ func readYourWrites(t *testing.T, s *store.Store) {
 		}
 	})
 	is(t, s.DeleteRouter(ctx, "r1", store.Any), store.ErrNotFound)
+}
+
+func layers(t *testing.T, s *store.Store) {
+	ctx := t.Context()
+	for _, name := range []string{"gold", "slow", "tarpit"} {
+		must(s.PutPlan(ctx, Plan(name, 1, 1), 0))
+	}
+	setting := func(words ...string) (out plan.Settings) {
+		for i := 0; i < len(words); i += 2 {
+			ok(t, out.Parse(words[i], words[i+1]))
+		}
+		return out
+	}
+	l := plan.Layers{
+		Billing:           setting("down.rate", "90mbit"),
+		BillingSuspension: "slow",
+		Override:          setting("up.rate", "unlimited", "up.tins", "diffserv4", "down.nat", "true"),
+		Boost:             plan.Boost{Settings: setting("down.rtt", "50ms"), Until: now},
+		Suspension:        "tarpit",
+	}
+	sub := must(s.PutSubscriber(ctx, plan.Subscriber{ID: "1", Plan: "gold"}.WithLayers(l), 0))
+	must(s.PutRouter(ctx, plan.Router{ID: "r1", Subscriber: "1"}, 0))
+	reaches := func(st *store.State, name string) (ids []string) {
+		for id := range st.Affected(store.Change{Kind: store.KindPlan, ID: name}) {
+			ids = append(ids, id)
+		}
+		return ids
+	}
+	s.View(func(st *store.State) {
+		if d := cmp.Diff(sub, first(st.Subscriber("1"))); d != "" {
+			t.Error(d)
+		}
+		for _, name := range []string{"gold", "slow", "tarpit"} {
+			if got := reaches(st, name); !slices.Equal(got, []string{"r1"}) {
+				t.Errorf("plan %s reaches %v", name, got)
+			}
+		}
+	})
+	_, err := s.PutSubscriber(ctx, plan.Subscriber{ID: "2", Plan: "gold"}.WithLayers(plan.Layers{Suspension: "none"}), 0)
+	is(t, err, store.ErrDangling)
+	_, err = s.DeletePlan(ctx, "slow", "", store.Any)
+	is(t, err, store.ErrInUse)
+	_, err = s.DeletePlan(ctx, "tarpit", "slow", store.Any)
+	ok(t, err)
+	s.View(func(st *store.State) {
+		if got := first(st.Subscriber("1")).Layers.Suspension; got != "slow" || len(reaches(st, "tarpit")) != 0 {
+			t.Errorf("policy is %q after its plan was replaced", got)
+		}
+	})
+	bare := first(s.PutSubscriber(ctx, plan.Subscriber{ID: "1", Plan: "gold"}, store.Any))
+	s.View(func(st *store.State) {
+		if got := reaches(st, "slow"); len(got) != 0 || first(st.Subscriber("1")).Revision != bare.Revision {
+			t.Errorf("plan slow reaches %v though nobody is suspended", got)
+		}
+	})
+	_, err = s.DeletePlan(ctx, "slow", "", store.Any)
+	ok(t, err)
 }
 
 func expectations(t *testing.T, s *store.Store) {
@@ -531,7 +589,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func first[T any](v T, _ bool) T { return v }
+func first[T, R any](v T, _ R) T { return v }
 
 func ok(t *testing.T, err error) {
 	t.Helper()

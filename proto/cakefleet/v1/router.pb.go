@@ -203,7 +203,12 @@ type DesiredState struct {
 	// Why nothing is desired, such as "no subscriber".
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Time of the newest input.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// Fields of the link that are not the plan's word.
+	Fields []*OwnedField `protobuf:"bytes,6,rep,name=fields,proto3" json:"fields,omitempty"`
+	// When something else is desired without anybody's doing, such as at the end
+	// of a boost; absent if never.
+	Changes       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -273,6 +278,85 @@ func (x *DesiredState) GetSince() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *DesiredState) GetFields() []*OwnedField {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
+func (x *DesiredState) GetChanges() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+// OwnedField is one value of a link and whose word it is.
+type OwnedField struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The field, such as "down.rate".
+	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
+	// Its value, such as "300Mbit".
+	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// Who says so: "plan", "billing", "schedule", "override", "boost" or
+	// "suspension".
+	Owner         string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnedField) Reset() {
+	*x = OwnedField{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnedField) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnedField) ProtoMessage() {}
+
+func (x *OwnedField) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnedField.ProtoReflect.Descriptor instead.
+func (*OwnedField) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *OwnedField) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *OwnedField) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *OwnedField) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
 // ReportedState is what a router said last.
 type ReportedState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -302,7 +386,7 @@ type ReportedState struct {
 
 func (x *ReportedState) Reset() {
 	*x = ReportedState{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -314,7 +398,7 @@ func (x *ReportedState) String() string {
 func (*ReportedState) ProtoMessage() {}
 
 func (x *ReportedState) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -327,7 +411,7 @@ func (x *ReportedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportedState.ProtoReflect.Descriptor instead.
 func (*ReportedState) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{2}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ReportedState) GetAppliedRevision() int64 {
@@ -427,7 +511,7 @@ type SessionState struct {
 
 func (x *SessionState) Reset() {
 	*x = SessionState{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +523,7 @@ func (x *SessionState) String() string {
 func (*SessionState) ProtoMessage() {}
 
 func (x *SessionState) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +536,7 @@ func (x *SessionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionState.ProtoReflect.Descriptor instead.
 func (*SessionState) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{3}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *SessionState) GetConnected() bool {
@@ -529,7 +613,7 @@ type GetRouterRequest struct {
 
 func (x *GetRouterRequest) Reset() {
 	*x = GetRouterRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +625,7 @@ func (x *GetRouterRequest) String() string {
 func (*GetRouterRequest) ProtoMessage() {}
 
 func (x *GetRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +638,7 @@ func (x *GetRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterRequest.ProtoReflect.Descriptor instead.
 func (*GetRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{4}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetRouterRequest) GetId() string {
@@ -575,7 +659,7 @@ type GetRouterResponse struct {
 
 func (x *GetRouterResponse) Reset() {
 	*x = GetRouterResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +671,7 @@ func (x *GetRouterResponse) String() string {
 func (*GetRouterResponse) ProtoMessage() {}
 
 func (x *GetRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +684,7 @@ func (x *GetRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterResponse.ProtoReflect.Descriptor instead.
 func (*GetRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetRouterResponse) GetRouter() *Router {
@@ -627,7 +711,7 @@ type ListRoutersRequest struct {
 
 func (x *ListRoutersRequest) Reset() {
 	*x = ListRoutersRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -639,7 +723,7 @@ func (x *ListRoutersRequest) String() string {
 func (*ListRoutersRequest) ProtoMessage() {}
 
 func (x *ListRoutersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -652,7 +736,7 @@ func (x *ListRoutersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutersRequest.ProtoReflect.Descriptor instead.
 func (*ListRoutersRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListRoutersRequest) GetPageSize() uint32 {
@@ -696,7 +780,7 @@ type ListRoutersResponse struct {
 
 func (x *ListRoutersResponse) Reset() {
 	*x = ListRoutersResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -708,7 +792,7 @@ func (x *ListRoutersResponse) String() string {
 func (*ListRoutersResponse) ProtoMessage() {}
 
 func (x *ListRoutersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -721,7 +805,7 @@ func (x *ListRoutersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutersResponse.ProtoReflect.Descriptor instead.
 func (*ListRoutersResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListRoutersResponse) GetRouters() []*Router {
@@ -749,7 +833,7 @@ type UpdateRouterRequest struct {
 
 func (x *UpdateRouterRequest) Reset() {
 	*x = UpdateRouterRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +845,7 @@ func (x *UpdateRouterRequest) String() string {
 func (*UpdateRouterRequest) ProtoMessage() {}
 
 func (x *UpdateRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +858,7 @@ func (x *UpdateRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouterRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UpdateRouterRequest) GetRouter() *Router {
@@ -795,7 +879,7 @@ type UpdateRouterResponse struct {
 
 func (x *UpdateRouterResponse) Reset() {
 	*x = UpdateRouterResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +891,7 @@ func (x *UpdateRouterResponse) String() string {
 func (*UpdateRouterResponse) ProtoMessage() {}
 
 func (x *UpdateRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +904,7 @@ func (x *UpdateRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouterResponse.ProtoReflect.Descriptor instead.
 func (*UpdateRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UpdateRouterResponse) GetRouter() *Router {
@@ -841,7 +925,7 @@ type DeleteRouterRequest struct {
 
 func (x *DeleteRouterRequest) Reset() {
 	*x = DeleteRouterRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -853,7 +937,7 @@ func (x *DeleteRouterRequest) String() string {
 func (*DeleteRouterRequest) ProtoMessage() {}
 
 func (x *DeleteRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -866,7 +950,7 @@ func (x *DeleteRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DeleteRouterRequest) GetId() string {
@@ -885,7 +969,7 @@ type DeleteRouterResponse struct {
 
 func (x *DeleteRouterResponse) Reset() {
 	*x = DeleteRouterResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +981,7 @@ func (x *DeleteRouterResponse) String() string {
 func (*DeleteRouterResponse) ProtoMessage() {}
 
 func (x *DeleteRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +994,7 @@ func (x *DeleteRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 var File_cakefleet_v1_router_proto protoreflect.FileDescriptor
@@ -927,13 +1011,20 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x124\n" +
 	"\adesired\x18\x05 \x01(\v2\x1a.cakefleet.v1.DesiredStateR\adesired\x127\n" +
 	"\breported\x18\x06 \x01(\v2\x1b.cakefleet.v1.ReportedStateR\breported\x124\n" +
-	"\asession\x18\a \x01(\v2\x1a.cakefleet.v1.SessionStateR\asession\"\xb0\x01\n" +
+	"\asession\x18\a \x01(\v2\x1a.cakefleet.v1.SessionStateR\asession\"\x98\x02\n" +
 	"\fDesiredState\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\tR\x04hash\x12&\n" +
 	"\x04link\x18\x03 \x01(\v2\x12.cakefleet.v1.LinkR\x04link\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"\xd1\x03\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
+	"\x06fields\x18\x06 \x03(\v2\x18.cakefleet.v1.OwnedFieldR\x06fields\x124\n" +
+	"\achanges\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanges\"N\n" +
+	"\n" +
+	"OwnedField\x12\x14\n" +
+	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\"\xd1\x03\n" +
 	"\rReportedState\x12)\n" +
 	"\x10applied_revision\x18\x01 \x01(\x03R\x0fappliedRevision\x12!\n" +
 	"\fapplied_hash\x18\x02 \x01(\tR\vappliedHash\x12%\n" +
@@ -1005,59 +1096,62 @@ func file_cakefleet_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_cakefleet_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cakefleet_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_cakefleet_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_cakefleet_v1_router_proto_goTypes = []any{
 	(SyncState)(0),                // 0: cakefleet.v1.SyncState
 	(*Router)(nil),                // 1: cakefleet.v1.Router
 	(*DesiredState)(nil),          // 2: cakefleet.v1.DesiredState
-	(*ReportedState)(nil),         // 3: cakefleet.v1.ReportedState
-	(*SessionState)(nil),          // 4: cakefleet.v1.SessionState
-	(*GetRouterRequest)(nil),      // 5: cakefleet.v1.GetRouterRequest
-	(*GetRouterResponse)(nil),     // 6: cakefleet.v1.GetRouterResponse
-	(*ListRoutersRequest)(nil),    // 7: cakefleet.v1.ListRoutersRequest
-	(*ListRoutersResponse)(nil),   // 8: cakefleet.v1.ListRoutersResponse
-	(*UpdateRouterRequest)(nil),   // 9: cakefleet.v1.UpdateRouterRequest
-	(*UpdateRouterResponse)(nil),  // 10: cakefleet.v1.UpdateRouterResponse
-	(*DeleteRouterRequest)(nil),   // 11: cakefleet.v1.DeleteRouterRequest
-	(*DeleteRouterResponse)(nil),  // 12: cakefleet.v1.DeleteRouterResponse
-	(*Link)(nil),                  // 13: cakefleet.v1.Link
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
-	(Outcome)(0),                  // 15: cakefleet.v1.Outcome
-	(*Clamp)(nil),                 // 16: cakefleet.v1.Clamp
-	(*Condition)(nil),             // 17: cakefleet.v1.Condition
+	(*OwnedField)(nil),            // 3: cakefleet.v1.OwnedField
+	(*ReportedState)(nil),         // 4: cakefleet.v1.ReportedState
+	(*SessionState)(nil),          // 5: cakefleet.v1.SessionState
+	(*GetRouterRequest)(nil),      // 6: cakefleet.v1.GetRouterRequest
+	(*GetRouterResponse)(nil),     // 7: cakefleet.v1.GetRouterResponse
+	(*ListRoutersRequest)(nil),    // 8: cakefleet.v1.ListRoutersRequest
+	(*ListRoutersResponse)(nil),   // 9: cakefleet.v1.ListRoutersResponse
+	(*UpdateRouterRequest)(nil),   // 10: cakefleet.v1.UpdateRouterRequest
+	(*UpdateRouterResponse)(nil),  // 11: cakefleet.v1.UpdateRouterResponse
+	(*DeleteRouterRequest)(nil),   // 12: cakefleet.v1.DeleteRouterRequest
+	(*DeleteRouterResponse)(nil),  // 13: cakefleet.v1.DeleteRouterResponse
+	(*Link)(nil),                  // 14: cakefleet.v1.Link
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(Outcome)(0),                  // 16: cakefleet.v1.Outcome
+	(*Clamp)(nil),                 // 17: cakefleet.v1.Clamp
+	(*Condition)(nil),             // 18: cakefleet.v1.Condition
 }
 var file_cakefleet_v1_router_proto_depIdxs = []int32{
 	2,  // 0: cakefleet.v1.Router.desired:type_name -> cakefleet.v1.DesiredState
-	3,  // 1: cakefleet.v1.Router.reported:type_name -> cakefleet.v1.ReportedState
-	4,  // 2: cakefleet.v1.Router.session:type_name -> cakefleet.v1.SessionState
-	13, // 3: cakefleet.v1.DesiredState.link:type_name -> cakefleet.v1.Link
-	14, // 4: cakefleet.v1.DesiredState.since:type_name -> google.protobuf.Timestamp
-	13, // 5: cakefleet.v1.ReportedState.effective:type_name -> cakefleet.v1.Link
-	15, // 6: cakefleet.v1.ReportedState.outcome:type_name -> cakefleet.v1.Outcome
-	16, // 7: cakefleet.v1.ReportedState.clamps:type_name -> cakefleet.v1.Clamp
-	17, // 8: cakefleet.v1.ReportedState.conditions:type_name -> cakefleet.v1.Condition
-	14, // 9: cakefleet.v1.ReportedState.received_time:type_name -> google.protobuf.Timestamp
-	14, // 10: cakefleet.v1.SessionState.since:type_name -> google.protobuf.Timestamp
-	14, // 11: cakefleet.v1.SessionState.last_seen:type_name -> google.protobuf.Timestamp
-	0,  // 12: cakefleet.v1.SessionState.sync:type_name -> cakefleet.v1.SyncState
-	1,  // 13: cakefleet.v1.GetRouterResponse.router:type_name -> cakefleet.v1.Router
-	0,  // 14: cakefleet.v1.ListRoutersRequest.sync:type_name -> cakefleet.v1.SyncState
-	1,  // 15: cakefleet.v1.ListRoutersResponse.routers:type_name -> cakefleet.v1.Router
-	1,  // 16: cakefleet.v1.UpdateRouterRequest.router:type_name -> cakefleet.v1.Router
-	1,  // 17: cakefleet.v1.UpdateRouterResponse.router:type_name -> cakefleet.v1.Router
-	5,  // 18: cakefleet.v1.RouterService.GetRouter:input_type -> cakefleet.v1.GetRouterRequest
-	7,  // 19: cakefleet.v1.RouterService.ListRouters:input_type -> cakefleet.v1.ListRoutersRequest
-	9,  // 20: cakefleet.v1.RouterService.UpdateRouter:input_type -> cakefleet.v1.UpdateRouterRequest
-	11, // 21: cakefleet.v1.RouterService.DeleteRouter:input_type -> cakefleet.v1.DeleteRouterRequest
-	6,  // 22: cakefleet.v1.RouterService.GetRouter:output_type -> cakefleet.v1.GetRouterResponse
-	8,  // 23: cakefleet.v1.RouterService.ListRouters:output_type -> cakefleet.v1.ListRoutersResponse
-	10, // 24: cakefleet.v1.RouterService.UpdateRouter:output_type -> cakefleet.v1.UpdateRouterResponse
-	12, // 25: cakefleet.v1.RouterService.DeleteRouter:output_type -> cakefleet.v1.DeleteRouterResponse
-	22, // [22:26] is the sub-list for method output_type
-	18, // [18:22] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	4,  // 1: cakefleet.v1.Router.reported:type_name -> cakefleet.v1.ReportedState
+	5,  // 2: cakefleet.v1.Router.session:type_name -> cakefleet.v1.SessionState
+	14, // 3: cakefleet.v1.DesiredState.link:type_name -> cakefleet.v1.Link
+	15, // 4: cakefleet.v1.DesiredState.since:type_name -> google.protobuf.Timestamp
+	3,  // 5: cakefleet.v1.DesiredState.fields:type_name -> cakefleet.v1.OwnedField
+	15, // 6: cakefleet.v1.DesiredState.changes:type_name -> google.protobuf.Timestamp
+	14, // 7: cakefleet.v1.ReportedState.effective:type_name -> cakefleet.v1.Link
+	16, // 8: cakefleet.v1.ReportedState.outcome:type_name -> cakefleet.v1.Outcome
+	17, // 9: cakefleet.v1.ReportedState.clamps:type_name -> cakefleet.v1.Clamp
+	18, // 10: cakefleet.v1.ReportedState.conditions:type_name -> cakefleet.v1.Condition
+	15, // 11: cakefleet.v1.ReportedState.received_time:type_name -> google.protobuf.Timestamp
+	15, // 12: cakefleet.v1.SessionState.since:type_name -> google.protobuf.Timestamp
+	15, // 13: cakefleet.v1.SessionState.last_seen:type_name -> google.protobuf.Timestamp
+	0,  // 14: cakefleet.v1.SessionState.sync:type_name -> cakefleet.v1.SyncState
+	1,  // 15: cakefleet.v1.GetRouterResponse.router:type_name -> cakefleet.v1.Router
+	0,  // 16: cakefleet.v1.ListRoutersRequest.sync:type_name -> cakefleet.v1.SyncState
+	1,  // 17: cakefleet.v1.ListRoutersResponse.routers:type_name -> cakefleet.v1.Router
+	1,  // 18: cakefleet.v1.UpdateRouterRequest.router:type_name -> cakefleet.v1.Router
+	1,  // 19: cakefleet.v1.UpdateRouterResponse.router:type_name -> cakefleet.v1.Router
+	6,  // 20: cakefleet.v1.RouterService.GetRouter:input_type -> cakefleet.v1.GetRouterRequest
+	8,  // 21: cakefleet.v1.RouterService.ListRouters:input_type -> cakefleet.v1.ListRoutersRequest
+	10, // 22: cakefleet.v1.RouterService.UpdateRouter:input_type -> cakefleet.v1.UpdateRouterRequest
+	12, // 23: cakefleet.v1.RouterService.DeleteRouter:input_type -> cakefleet.v1.DeleteRouterRequest
+	7,  // 24: cakefleet.v1.RouterService.GetRouter:output_type -> cakefleet.v1.GetRouterResponse
+	9,  // 25: cakefleet.v1.RouterService.ListRouters:output_type -> cakefleet.v1.ListRoutersResponse
+	11, // 26: cakefleet.v1.RouterService.UpdateRouter:output_type -> cakefleet.v1.UpdateRouterResponse
+	13, // 27: cakefleet.v1.RouterService.DeleteRouter:output_type -> cakefleet.v1.DeleteRouterResponse
+	24, // [24:28] is the sub-list for method output_type
+	20, // [20:24] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_router_proto_init() }
@@ -1073,7 +1167,7 @@ func file_cakefleet_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_router_proto_rawDesc), len(file_cakefleet_v1_router_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

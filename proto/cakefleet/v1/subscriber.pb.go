@@ -9,6 +9,7 @@ package cakefleetv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -76,7 +77,7 @@ func (x ImportChange_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImportChange_Kind.Descriptor instead.
 func (ImportChange_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{13, 0}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{14, 0}
 }
 
 // Subscriber is who a router serves.
@@ -93,7 +94,9 @@ type Subscriber struct {
 	// Time of the last change; set by the controller.
 	UpdateTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=update_time,json=updateTime,proto3" json:"update_time,omitempty"`
 	// Routers that serve it; set by the controller.
-	Routers       []string `protobuf:"bytes,6,rep,name=routers,proto3" json:"routers,omitempty"`
+	Routers []string `protobuf:"bytes,6,rep,name=routers,proto3" json:"routers,omitempty"`
+	// What changes the plan for this subscriber; set by the controller.
+	Layers        *Layers `protobuf:"bytes,7,opt,name=layers,proto3" json:"layers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -170,6 +173,106 @@ func (x *Subscriber) GetRouters() []string {
 	return nil
 }
 
+func (x *Subscriber) GetLayers() *Layers {
+	if x != nil {
+		return x.Layers
+	}
+	return nil
+}
+
+// Layers are what a subscriber has besides its plan. Each takes precedence, in
+// the fields that it sets, over the plan and the layers named before it. Fields
+// are named as "down.rate" with values as "300Mbit".
+type Layers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fields set by billing.
+	Billing map[string]string `protobuf:"bytes,1,rep,name=billing,proto3" json:"billing,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Fields set by an operator.
+	Override map[string]string `protobuf:"bytes,2,rep,name=override,proto3" json:"override,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Fields set until boost_end.
+	Boost map[string]string `protobuf:"bytes,3,rep,name=boost,proto3" json:"boost,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// When the boost ends.
+	BoostEnd *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=boost_end,json=boostEnd,proto3" json:"boost_end,omitempty"`
+	// Plan whose rates apply because billing says so; empty if it doesn't.
+	BillingSuspension string `protobuf:"bytes,5,opt,name=billing_suspension,json=billingSuspension,proto3" json:"billing_suspension,omitempty"`
+	// Plan whose rates apply because an operator says so; empty if none does.
+	Suspension    string `protobuf:"bytes,6,opt,name=suspension,proto3" json:"suspension,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Layers) Reset() {
+	*x = Layers{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Layers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Layers) ProtoMessage() {}
+
+func (x *Layers) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Layers.ProtoReflect.Descriptor instead.
+func (*Layers) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Layers) GetBilling() map[string]string {
+	if x != nil {
+		return x.Billing
+	}
+	return nil
+}
+
+func (x *Layers) GetOverride() map[string]string {
+	if x != nil {
+		return x.Override
+	}
+	return nil
+}
+
+func (x *Layers) GetBoost() map[string]string {
+	if x != nil {
+		return x.Boost
+	}
+	return nil
+}
+
+func (x *Layers) GetBoostEnd() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BoostEnd
+	}
+	return nil
+}
+
+func (x *Layers) GetBillingSuspension() string {
+	if x != nil {
+		return x.BillingSuspension
+	}
+	return ""
+}
+
+func (x *Layers) GetSuspension() string {
+	if x != nil {
+		return x.Suspension
+	}
+	return ""
+}
+
 // GetSubscriberRequest names a subscriber.
 type GetSubscriberRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -181,7 +284,7 @@ type GetSubscriberRequest struct {
 
 func (x *GetSubscriberRequest) Reset() {
 	*x = GetSubscriberRequest{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[1]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -193,7 +296,7 @@ func (x *GetSubscriberRequest) String() string {
 func (*GetSubscriberRequest) ProtoMessage() {}
 
 func (x *GetSubscriberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[1]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -206,7 +309,7 @@ func (x *GetSubscriberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSubscriberRequest.ProtoReflect.Descriptor instead.
 func (*GetSubscriberRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{1}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *GetSubscriberRequest) GetId() string {
@@ -227,7 +330,7 @@ type GetSubscriberResponse struct {
 
 func (x *GetSubscriberResponse) Reset() {
 	*x = GetSubscriberResponse{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -239,7 +342,7 @@ func (x *GetSubscriberResponse) String() string {
 func (*GetSubscriberResponse) ProtoMessage() {}
 
 func (x *GetSubscriberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -252,7 +355,7 @@ func (x *GetSubscriberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSubscriberResponse.ProtoReflect.Descriptor instead.
 func (*GetSubscriberResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{2}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GetSubscriberResponse) GetSubscriber() *Subscriber {
@@ -277,7 +380,7 @@ type ListSubscribersRequest struct {
 
 func (x *ListSubscribersRequest) Reset() {
 	*x = ListSubscribersRequest{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -289,7 +392,7 @@ func (x *ListSubscribersRequest) String() string {
 func (*ListSubscribersRequest) ProtoMessage() {}
 
 func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -302,7 +405,7 @@ func (x *ListSubscribersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersRequest.ProtoReflect.Descriptor instead.
 func (*ListSubscribersRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{3}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ListSubscribersRequest) GetPageSize() uint32 {
@@ -339,7 +442,7 @@ type ListSubscribersResponse struct {
 
 func (x *ListSubscribersResponse) Reset() {
 	*x = ListSubscribersResponse{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -351,7 +454,7 @@ func (x *ListSubscribersResponse) String() string {
 func (*ListSubscribersResponse) ProtoMessage() {}
 
 func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -364,7 +467,7 @@ func (x *ListSubscribersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSubscribersResponse.ProtoReflect.Descriptor instead.
 func (*ListSubscribersResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{4}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ListSubscribersResponse) GetSubscribers() []*Subscriber {
@@ -392,7 +495,7 @@ type CreateSubscriberRequest struct {
 
 func (x *CreateSubscriberRequest) Reset() {
 	*x = CreateSubscriberRequest{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +507,7 @@ func (x *CreateSubscriberRequest) String() string {
 func (*CreateSubscriberRequest) ProtoMessage() {}
 
 func (x *CreateSubscriberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +520,7 @@ func (x *CreateSubscriberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSubscriberRequest.ProtoReflect.Descriptor instead.
 func (*CreateSubscriberRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateSubscriberRequest) GetSubscriber() *Subscriber {
@@ -438,7 +541,7 @@ type CreateSubscriberResponse struct {
 
 func (x *CreateSubscriberResponse) Reset() {
 	*x = CreateSubscriberResponse{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -450,7 +553,7 @@ func (x *CreateSubscriberResponse) String() string {
 func (*CreateSubscriberResponse) ProtoMessage() {}
 
 func (x *CreateSubscriberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -463,7 +566,7 @@ func (x *CreateSubscriberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSubscriberResponse.ProtoReflect.Descriptor instead.
 func (*CreateSubscriberResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateSubscriberResponse) GetSubscriber() *Subscriber {
@@ -486,7 +589,7 @@ type UpdateSubscriberRequest struct {
 
 func (x *UpdateSubscriberRequest) Reset() {
 	*x = UpdateSubscriberRequest{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +601,7 @@ func (x *UpdateSubscriberRequest) String() string {
 func (*UpdateSubscriberRequest) ProtoMessage() {}
 
 func (x *UpdateSubscriberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +614,7 @@ func (x *UpdateSubscriberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSubscriberRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSubscriberRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UpdateSubscriberRequest) GetSubscriber() *Subscriber {
@@ -541,7 +644,7 @@ type UpdateSubscriberResponse struct {
 
 func (x *UpdateSubscriberResponse) Reset() {
 	*x = UpdateSubscriberResponse{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +656,7 @@ func (x *UpdateSubscriberResponse) String() string {
 func (*UpdateSubscriberResponse) ProtoMessage() {}
 
 func (x *UpdateSubscriberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +669,7 @@ func (x *UpdateSubscriberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSubscriberResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSubscriberResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *UpdateSubscriberResponse) GetSubscriber() *Subscriber {
@@ -596,7 +699,7 @@ type DeleteSubscriberRequest struct {
 
 func (x *DeleteSubscriberRequest) Reset() {
 	*x = DeleteSubscriberRequest{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +711,7 @@ func (x *DeleteSubscriberRequest) String() string {
 func (*DeleteSubscriberRequest) ProtoMessage() {}
 
 func (x *DeleteSubscriberRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +724,7 @@ func (x *DeleteSubscriberRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSubscriberRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSubscriberRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DeleteSubscriberRequest) GetId() string {
@@ -647,7 +750,7 @@ type DeleteSubscriberResponse struct {
 
 func (x *DeleteSubscriberResponse) Reset() {
 	*x = DeleteSubscriberResponse{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -659,7 +762,7 @@ func (x *DeleteSubscriberResponse) String() string {
 func (*DeleteSubscriberResponse) ProtoMessage() {}
 
 func (x *DeleteSubscriberResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -672,7 +775,7 @@ func (x *DeleteSubscriberResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSubscriberResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSubscriberResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{11}
 }
 
 // ImportSubscribersRequest is a piece of a CSV or JSON file. The options are
@@ -700,7 +803,7 @@ type ImportSubscribersRequest struct {
 
 func (x *ImportSubscribersRequest) Reset() {
 	*x = ImportSubscribersRequest{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +815,7 @@ func (x *ImportSubscribersRequest) String() string {
 func (*ImportSubscribersRequest) ProtoMessage() {}
 
 func (x *ImportSubscribersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +828,7 @@ func (x *ImportSubscribersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSubscribersRequest.ProtoReflect.Descriptor instead.
 func (*ImportSubscribersRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{11}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ImportSubscribersRequest) GetChunk() []byte {
@@ -785,7 +888,7 @@ type ImportError struct {
 
 func (x *ImportError) Reset() {
 	*x = ImportError{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +900,7 @@ func (x *ImportError) String() string {
 func (*ImportError) ProtoMessage() {}
 
 func (x *ImportError) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +913,7 @@ func (x *ImportError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportError.ProtoReflect.Descriptor instead.
 func (*ImportError) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{12}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ImportError) GetLine() uint32 {
@@ -851,7 +954,7 @@ type ImportChange struct {
 
 func (x *ImportChange) Reset() {
 	*x = ImportChange{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[13]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -863,7 +966,7 @@ func (x *ImportChange) String() string {
 func (*ImportChange) ProtoMessage() {}
 
 func (x *ImportChange) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[13]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -876,7 +979,7 @@ func (x *ImportChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportChange.ProtoReflect.Descriptor instead.
 func (*ImportChange) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{13}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ImportChange) GetKind() ImportChange_Kind {
@@ -933,7 +1036,7 @@ type ImportSubscribersResponse struct {
 
 func (x *ImportSubscribersResponse) Reset() {
 	*x = ImportSubscribersResponse{}
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[14]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -945,7 +1048,7 @@ func (x *ImportSubscribersResponse) String() string {
 func (*ImportSubscribersResponse) ProtoMessage() {}
 
 func (x *ImportSubscribersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[14]
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -958,7 +1061,7 @@ func (x *ImportSubscribersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportSubscribersResponse.ProtoReflect.Descriptor instead.
 func (*ImportSubscribersResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{14}
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ImportSubscribersResponse) GetAdded() uint32 {
@@ -1017,11 +1120,570 @@ func (x *ImportSubscribersResponse) GetHeld() string {
 	return ""
 }
 
+// SetOverrideRequest changes an override.
+type SetOverrideRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Fields to set, such as "down.rate" to "300mbit".
+	Set map[string]string `protobuf:"bytes,2,rep,name=set,proto3" json:"set,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Fields to clear.
+	Clear []string `protobuf:"bytes,3,rep,name=clear,proto3" json:"clear,omitempty"`
+	// Whether all other fields are cleared.
+	ClearAll      bool `protobuf:"varint,4,opt,name=clear_all,json=clearAll,proto3" json:"clear_all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetOverrideRequest) Reset() {
+	*x = SetOverrideRequest{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetOverrideRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetOverrideRequest) ProtoMessage() {}
+
+func (x *SetOverrideRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetOverrideRequest.ProtoReflect.Descriptor instead.
+func (*SetOverrideRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SetOverrideRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetOverrideRequest) GetSet() map[string]string {
+	if x != nil {
+		return x.Set
+	}
+	return nil
+}
+
+func (x *SetOverrideRequest) GetClear() []string {
+	if x != nil {
+		return x.Clear
+	}
+	return nil
+}
+
+func (x *SetOverrideRequest) GetClearAll() bool {
+	if x != nil {
+		return x.ClearAll
+	}
+	return false
+}
+
+// SetOverrideResponse has the subscriber as it is stored.
+type SetOverrideResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Subscriber *Subscriber `protobuf:"bytes,1,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Whether anything changed.
+	Changed       bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetOverrideResponse) Reset() {
+	*x = SetOverrideResponse{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetOverrideResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetOverrideResponse) ProtoMessage() {}
+
+func (x *SetOverrideResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetOverrideResponse.ProtoReflect.Descriptor instead.
+func (*SetOverrideResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SetOverrideResponse) GetSubscriber() *Subscriber {
+	if x != nil {
+		return x.Subscriber
+	}
+	return nil
+}
+
+func (x *SetOverrideResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+// StartBoostRequest begins a boost, in place of the one that there may be.
+type StartBoostRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Fields to set, such as "down.rate" to "300mbit".
+	Set map[string]string `protobuf:"bytes,2,rep,name=set,proto3" json:"set,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// For how long: a second to a year.
+	Duration      *durationpb.Duration `protobuf:"bytes,3,opt,name=duration,proto3" json:"duration,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartBoostRequest) Reset() {
+	*x = StartBoostRequest{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartBoostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartBoostRequest) ProtoMessage() {}
+
+func (x *StartBoostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartBoostRequest.ProtoReflect.Descriptor instead.
+func (*StartBoostRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *StartBoostRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *StartBoostRequest) GetSet() map[string]string {
+	if x != nil {
+		return x.Set
+	}
+	return nil
+}
+
+func (x *StartBoostRequest) GetDuration() *durationpb.Duration {
+	if x != nil {
+		return x.Duration
+	}
+	return nil
+}
+
+// StartBoostResponse has the subscriber as it is stored.
+type StartBoostResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Subscriber *Subscriber `protobuf:"bytes,1,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Whether anything changed.
+	Changed       bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartBoostResponse) Reset() {
+	*x = StartBoostResponse{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartBoostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartBoostResponse) ProtoMessage() {}
+
+func (x *StartBoostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartBoostResponse.ProtoReflect.Descriptor instead.
+func (*StartBoostResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *StartBoostResponse) GetSubscriber() *Subscriber {
+	if x != nil {
+		return x.Subscriber
+	}
+	return nil
+}
+
+func (x *StartBoostResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+// EndBoostRequest ends a boost.
+type EndBoostRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndBoostRequest) Reset() {
+	*x = EndBoostRequest{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndBoostRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndBoostRequest) ProtoMessage() {}
+
+func (x *EndBoostRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndBoostRequest.ProtoReflect.Descriptor instead.
+func (*EndBoostRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *EndBoostRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// EndBoostResponse has the subscriber as it is stored.
+type EndBoostResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Subscriber *Subscriber `protobuf:"bytes,1,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Whether anything changed.
+	Changed       bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EndBoostResponse) Reset() {
+	*x = EndBoostResponse{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EndBoostResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EndBoostResponse) ProtoMessage() {}
+
+func (x *EndBoostResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EndBoostResponse.ProtoReflect.Descriptor instead.
+func (*EndBoostResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *EndBoostResponse) GetSubscriber() *Subscriber {
+	if x != nil {
+		return x.Subscriber
+	}
+	return nil
+}
+
+func (x *EndBoostResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+// SuspendSubscriberRequest suspends a subscriber.
+type SuspendSubscriberRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Plan whose rates apply; empty = "slow".
+	Policy        string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuspendSubscriberRequest) Reset() {
+	*x = SuspendSubscriberRequest{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuspendSubscriberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuspendSubscriberRequest) ProtoMessage() {}
+
+func (x *SuspendSubscriberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuspendSubscriberRequest.ProtoReflect.Descriptor instead.
+func (*SuspendSubscriberRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SuspendSubscriberRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SuspendSubscriberRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+// SuspendSubscriberResponse has the subscriber as it is stored.
+type SuspendSubscriberResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Subscriber *Subscriber `protobuf:"bytes,1,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Whether anything changed.
+	Changed       bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SuspendSubscriberResponse) Reset() {
+	*x = SuspendSubscriberResponse{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SuspendSubscriberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SuspendSubscriberResponse) ProtoMessage() {}
+
+func (x *SuspendSubscriberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SuspendSubscriberResponse.ProtoReflect.Descriptor instead.
+func (*SuspendSubscriberResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *SuspendSubscriberResponse) GetSubscriber() *Subscriber {
+	if x != nil {
+		return x.Subscriber
+	}
+	return nil
+}
+
+func (x *SuspendSubscriberResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+// ResumeSubscriberRequest ends a suspension.
+type ResumeSubscriberRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSubscriberRequest) Reset() {
+	*x = ResumeSubscriberRequest{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSubscriberRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSubscriberRequest) ProtoMessage() {}
+
+func (x *ResumeSubscriberRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSubscriberRequest.ProtoReflect.Descriptor instead.
+func (*ResumeSubscriberRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ResumeSubscriberRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// ResumeSubscriberResponse has the subscriber as it is stored.
+type ResumeSubscriberResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The subscriber.
+	Subscriber *Subscriber `protobuf:"bytes,1,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Whether anything changed.
+	Changed       bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResumeSubscriberResponse) Reset() {
+	*x = ResumeSubscriberResponse{}
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResumeSubscriberResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResumeSubscriberResponse) ProtoMessage() {}
+
+func (x *ResumeSubscriberResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_subscriber_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResumeSubscriberResponse.ProtoReflect.Descriptor instead.
+func (*ResumeSubscriberResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_subscriber_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ResumeSubscriberResponse) GetSubscriber() *Subscriber {
+	if x != nil {
+		return x.Subscriber
+	}
+	return nil
+}
+
+func (x *ResumeSubscriberResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
 var File_cakefleet_v1_subscriber_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\n" +
-	"\x1dcakefleet/v1/subscriber.proto\x12\fcakefleet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9c\x02\n" +
+	"\x1dcakefleet/v1/subscriber.proto\x12\fcakefleet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xca\x02\n" +
 	"\n" +
 	"Subscriber\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
@@ -1030,8 +1692,28 @@ const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x12;\n" +
 	"\vupdate_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"updateTime\x12\x18\n" +
-	"\arouters\x18\x06 \x03(\tR\arouters\x1a9\n" +
+	"\arouters\x18\x06 \x03(\tR\arouters\x12,\n" +
+	"\x06layers\x18\a \x01(\v2\x14.cakefleet.v1.LayersR\x06layers\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xf7\x03\n" +
+	"\x06Layers\x12;\n" +
+	"\abilling\x18\x01 \x03(\v2!.cakefleet.v1.Layers.BillingEntryR\abilling\x12>\n" +
+	"\boverride\x18\x02 \x03(\v2\".cakefleet.v1.Layers.OverrideEntryR\boverride\x125\n" +
+	"\x05boost\x18\x03 \x03(\v2\x1f.cakefleet.v1.Layers.BoostEntryR\x05boost\x127\n" +
+	"\tboost_end\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bboostEnd\x12-\n" +
+	"\x12billing_suspension\x18\x05 \x01(\tR\x11billingSuspension\x12\x1e\n" +
+	"\n" +
+	"suspension\x18\x06 \x01(\tR\n" +
+	"suspension\x1a:\n" +
+	"\fBillingEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
+	"\rOverrideEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"BoostEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
 	"\x14GetSubscriberRequest\x12\x0e\n" +
@@ -1101,14 +1783,67 @@ const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\x06errors\x18\x05 \x03(\v2\x19.cakefleet.v1.ImportErrorR\x06errors\x124\n" +
 	"\achanges\x18\x06 \x03(\v2\x1a.cakefleet.v1.ImportChangeR\achanges\x12\x18\n" +
 	"\aapplied\x18\a \x01(\bR\aapplied\x12\x12\n" +
-	"\x04held\x18\b \x01(\tR\x04held2\xde\x04\n" +
+	"\x04held\x18\b \x01(\tR\x04held\"\xcc\x01\n" +
+	"\x12SetOverrideRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12;\n" +
+	"\x03set\x18\x02 \x03(\v2).cakefleet.v1.SetOverrideRequest.SetEntryR\x03set\x12\x14\n" +
+	"\x05clear\x18\x03 \x03(\tR\x05clear\x12\x1b\n" +
+	"\tclear_all\x18\x04 \x01(\bR\bclearAll\x1a6\n" +
+	"\bSetEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"i\n" +
+	"\x13SetOverrideResponse\x128\n" +
+	"\n" +
+	"subscriber\x18\x01 \x01(\v2\x18.cakefleet.v1.SubscriberR\n" +
+	"subscriber\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\"\xce\x01\n" +
+	"\x11StartBoostRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12:\n" +
+	"\x03set\x18\x02 \x03(\v2(.cakefleet.v1.StartBoostRequest.SetEntryR\x03set\x125\n" +
+	"\bduration\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\bduration\x1a6\n" +
+	"\bSetEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
+	"\x12StartBoostResponse\x128\n" +
+	"\n" +
+	"subscriber\x18\x01 \x01(\v2\x18.cakefleet.v1.SubscriberR\n" +
+	"subscriber\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\"!\n" +
+	"\x0fEndBoostRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"f\n" +
+	"\x10EndBoostResponse\x128\n" +
+	"\n" +
+	"subscriber\x18\x01 \x01(\v2\x18.cakefleet.v1.SubscriberR\n" +
+	"subscriber\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\"B\n" +
+	"\x18SuspendSubscriberRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\"o\n" +
+	"\x19SuspendSubscriberResponse\x128\n" +
+	"\n" +
+	"subscriber\x18\x01 \x01(\v2\x18.cakefleet.v1.SubscriberR\n" +
+	"subscriber\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\")\n" +
+	"\x17ResumeSubscriberRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"n\n" +
+	"\x18ResumeSubscriberResponse\x128\n" +
+	"\n" +
+	"subscriber\x18\x01 \x01(\v2\x18.cakefleet.v1.SubscriberR\n" +
+	"subscriber\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged2\x97\b\n" +
 	"\x11SubscriberService\x12X\n" +
 	"\rGetSubscriber\x12\".cakefleet.v1.GetSubscriberRequest\x1a#.cakefleet.v1.GetSubscriberResponse\x12^\n" +
 	"\x0fListSubscribers\x12$.cakefleet.v1.ListSubscribersRequest\x1a%.cakefleet.v1.ListSubscribersResponse\x12a\n" +
 	"\x10CreateSubscriber\x12%.cakefleet.v1.CreateSubscriberRequest\x1a&.cakefleet.v1.CreateSubscriberResponse\x12a\n" +
 	"\x10UpdateSubscriber\x12%.cakefleet.v1.UpdateSubscriberRequest\x1a&.cakefleet.v1.UpdateSubscriberResponse\x12a\n" +
 	"\x10DeleteSubscriber\x12%.cakefleet.v1.DeleteSubscriberRequest\x1a&.cakefleet.v1.DeleteSubscriberResponse\x12f\n" +
-	"\x11ImportSubscribers\x12&.cakefleet.v1.ImportSubscribersRequest\x1a'.cakefleet.v1.ImportSubscribersResponse(\x01B?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
+	"\x11ImportSubscribers\x12&.cakefleet.v1.ImportSubscribersRequest\x1a'.cakefleet.v1.ImportSubscribersResponse(\x01\x12R\n" +
+	"\vSetOverride\x12 .cakefleet.v1.SetOverrideRequest\x1a!.cakefleet.v1.SetOverrideResponse\x12O\n" +
+	"\n" +
+	"StartBoost\x12\x1f.cakefleet.v1.StartBoostRequest\x1a .cakefleet.v1.StartBoostResponse\x12I\n" +
+	"\bEndBoost\x12\x1d.cakefleet.v1.EndBoostRequest\x1a\x1e.cakefleet.v1.EndBoostResponse\x12d\n" +
+	"\x11SuspendSubscriber\x12&.cakefleet.v1.SuspendSubscriberRequest\x1a'.cakefleet.v1.SuspendSubscriberResponse\x12a\n" +
+	"\x10ResumeSubscriber\x12%.cakefleet.v1.ResumeSubscriberRequest\x1a&.cakefleet.v1.ResumeSubscriberResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
 
 var (
 	file_cakefleet_v1_subscriber_proto_rawDescOnce sync.Once
@@ -1123,56 +1858,96 @@ func file_cakefleet_v1_subscriber_proto_rawDescGZIP() []byte {
 }
 
 var file_cakefleet_v1_subscriber_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cakefleet_v1_subscriber_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_cakefleet_v1_subscriber_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_cakefleet_v1_subscriber_proto_goTypes = []any{
 	(ImportChange_Kind)(0),            // 0: cakefleet.v1.ImportChange.Kind
 	(*Subscriber)(nil),                // 1: cakefleet.v1.Subscriber
-	(*GetSubscriberRequest)(nil),      // 2: cakefleet.v1.GetSubscriberRequest
-	(*GetSubscriberResponse)(nil),     // 3: cakefleet.v1.GetSubscriberResponse
-	(*ListSubscribersRequest)(nil),    // 4: cakefleet.v1.ListSubscribersRequest
-	(*ListSubscribersResponse)(nil),   // 5: cakefleet.v1.ListSubscribersResponse
-	(*CreateSubscriberRequest)(nil),   // 6: cakefleet.v1.CreateSubscriberRequest
-	(*CreateSubscriberResponse)(nil),  // 7: cakefleet.v1.CreateSubscriberResponse
-	(*UpdateSubscriberRequest)(nil),   // 8: cakefleet.v1.UpdateSubscriberRequest
-	(*UpdateSubscriberResponse)(nil),  // 9: cakefleet.v1.UpdateSubscriberResponse
-	(*DeleteSubscriberRequest)(nil),   // 10: cakefleet.v1.DeleteSubscriberRequest
-	(*DeleteSubscriberResponse)(nil),  // 11: cakefleet.v1.DeleteSubscriberResponse
-	(*ImportSubscribersRequest)(nil),  // 12: cakefleet.v1.ImportSubscribersRequest
-	(*ImportError)(nil),               // 13: cakefleet.v1.ImportError
-	(*ImportChange)(nil),              // 14: cakefleet.v1.ImportChange
-	(*ImportSubscribersResponse)(nil), // 15: cakefleet.v1.ImportSubscribersResponse
-	nil,                               // 16: cakefleet.v1.Subscriber.LabelsEntry
-	(*timestamppb.Timestamp)(nil),     // 17: google.protobuf.Timestamp
+	(*Layers)(nil),                    // 2: cakefleet.v1.Layers
+	(*GetSubscriberRequest)(nil),      // 3: cakefleet.v1.GetSubscriberRequest
+	(*GetSubscriberResponse)(nil),     // 4: cakefleet.v1.GetSubscriberResponse
+	(*ListSubscribersRequest)(nil),    // 5: cakefleet.v1.ListSubscribersRequest
+	(*ListSubscribersResponse)(nil),   // 6: cakefleet.v1.ListSubscribersResponse
+	(*CreateSubscriberRequest)(nil),   // 7: cakefleet.v1.CreateSubscriberRequest
+	(*CreateSubscriberResponse)(nil),  // 8: cakefleet.v1.CreateSubscriberResponse
+	(*UpdateSubscriberRequest)(nil),   // 9: cakefleet.v1.UpdateSubscriberRequest
+	(*UpdateSubscriberResponse)(nil),  // 10: cakefleet.v1.UpdateSubscriberResponse
+	(*DeleteSubscriberRequest)(nil),   // 11: cakefleet.v1.DeleteSubscriberRequest
+	(*DeleteSubscriberResponse)(nil),  // 12: cakefleet.v1.DeleteSubscriberResponse
+	(*ImportSubscribersRequest)(nil),  // 13: cakefleet.v1.ImportSubscribersRequest
+	(*ImportError)(nil),               // 14: cakefleet.v1.ImportError
+	(*ImportChange)(nil),              // 15: cakefleet.v1.ImportChange
+	(*ImportSubscribersResponse)(nil), // 16: cakefleet.v1.ImportSubscribersResponse
+	(*SetOverrideRequest)(nil),        // 17: cakefleet.v1.SetOverrideRequest
+	(*SetOverrideResponse)(nil),       // 18: cakefleet.v1.SetOverrideResponse
+	(*StartBoostRequest)(nil),         // 19: cakefleet.v1.StartBoostRequest
+	(*StartBoostResponse)(nil),        // 20: cakefleet.v1.StartBoostResponse
+	(*EndBoostRequest)(nil),           // 21: cakefleet.v1.EndBoostRequest
+	(*EndBoostResponse)(nil),          // 22: cakefleet.v1.EndBoostResponse
+	(*SuspendSubscriberRequest)(nil),  // 23: cakefleet.v1.SuspendSubscriberRequest
+	(*SuspendSubscriberResponse)(nil), // 24: cakefleet.v1.SuspendSubscriberResponse
+	(*ResumeSubscriberRequest)(nil),   // 25: cakefleet.v1.ResumeSubscriberRequest
+	(*ResumeSubscriberResponse)(nil),  // 26: cakefleet.v1.ResumeSubscriberResponse
+	nil,                               // 27: cakefleet.v1.Subscriber.LabelsEntry
+	nil,                               // 28: cakefleet.v1.Layers.BillingEntry
+	nil,                               // 29: cakefleet.v1.Layers.OverrideEntry
+	nil,                               // 30: cakefleet.v1.Layers.BoostEntry
+	nil,                               // 31: cakefleet.v1.SetOverrideRequest.SetEntry
+	nil,                               // 32: cakefleet.v1.StartBoostRequest.SetEntry
+	(*timestamppb.Timestamp)(nil),     // 33: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),       // 34: google.protobuf.Duration
 }
 var file_cakefleet_v1_subscriber_proto_depIdxs = []int32{
-	16, // 0: cakefleet.v1.Subscriber.labels:type_name -> cakefleet.v1.Subscriber.LabelsEntry
-	17, // 1: cakefleet.v1.Subscriber.update_time:type_name -> google.protobuf.Timestamp
-	1,  // 2: cakefleet.v1.GetSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
-	1,  // 3: cakefleet.v1.ListSubscribersResponse.subscribers:type_name -> cakefleet.v1.Subscriber
-	1,  // 4: cakefleet.v1.CreateSubscriberRequest.subscriber:type_name -> cakefleet.v1.Subscriber
-	1,  // 5: cakefleet.v1.CreateSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
-	1,  // 6: cakefleet.v1.UpdateSubscriberRequest.subscriber:type_name -> cakefleet.v1.Subscriber
-	1,  // 7: cakefleet.v1.UpdateSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
-	0,  // 8: cakefleet.v1.ImportChange.kind:type_name -> cakefleet.v1.ImportChange.Kind
-	13, // 9: cakefleet.v1.ImportSubscribersResponse.errors:type_name -> cakefleet.v1.ImportError
-	14, // 10: cakefleet.v1.ImportSubscribersResponse.changes:type_name -> cakefleet.v1.ImportChange
-	2,  // 11: cakefleet.v1.SubscriberService.GetSubscriber:input_type -> cakefleet.v1.GetSubscriberRequest
-	4,  // 12: cakefleet.v1.SubscriberService.ListSubscribers:input_type -> cakefleet.v1.ListSubscribersRequest
-	6,  // 13: cakefleet.v1.SubscriberService.CreateSubscriber:input_type -> cakefleet.v1.CreateSubscriberRequest
-	8,  // 14: cakefleet.v1.SubscriberService.UpdateSubscriber:input_type -> cakefleet.v1.UpdateSubscriberRequest
-	10, // 15: cakefleet.v1.SubscriberService.DeleteSubscriber:input_type -> cakefleet.v1.DeleteSubscriberRequest
-	12, // 16: cakefleet.v1.SubscriberService.ImportSubscribers:input_type -> cakefleet.v1.ImportSubscribersRequest
-	3,  // 17: cakefleet.v1.SubscriberService.GetSubscriber:output_type -> cakefleet.v1.GetSubscriberResponse
-	5,  // 18: cakefleet.v1.SubscriberService.ListSubscribers:output_type -> cakefleet.v1.ListSubscribersResponse
-	7,  // 19: cakefleet.v1.SubscriberService.CreateSubscriber:output_type -> cakefleet.v1.CreateSubscriberResponse
-	9,  // 20: cakefleet.v1.SubscriberService.UpdateSubscriber:output_type -> cakefleet.v1.UpdateSubscriberResponse
-	11, // 21: cakefleet.v1.SubscriberService.DeleteSubscriber:output_type -> cakefleet.v1.DeleteSubscriberResponse
-	15, // 22: cakefleet.v1.SubscriberService.ImportSubscribers:output_type -> cakefleet.v1.ImportSubscribersResponse
-	17, // [17:23] is the sub-list for method output_type
-	11, // [11:17] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	27, // 0: cakefleet.v1.Subscriber.labels:type_name -> cakefleet.v1.Subscriber.LabelsEntry
+	33, // 1: cakefleet.v1.Subscriber.update_time:type_name -> google.protobuf.Timestamp
+	2,  // 2: cakefleet.v1.Subscriber.layers:type_name -> cakefleet.v1.Layers
+	28, // 3: cakefleet.v1.Layers.billing:type_name -> cakefleet.v1.Layers.BillingEntry
+	29, // 4: cakefleet.v1.Layers.override:type_name -> cakefleet.v1.Layers.OverrideEntry
+	30, // 5: cakefleet.v1.Layers.boost:type_name -> cakefleet.v1.Layers.BoostEntry
+	33, // 6: cakefleet.v1.Layers.boost_end:type_name -> google.protobuf.Timestamp
+	1,  // 7: cakefleet.v1.GetSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 8: cakefleet.v1.ListSubscribersResponse.subscribers:type_name -> cakefleet.v1.Subscriber
+	1,  // 9: cakefleet.v1.CreateSubscriberRequest.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 10: cakefleet.v1.CreateSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 11: cakefleet.v1.UpdateSubscriberRequest.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 12: cakefleet.v1.UpdateSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	0,  // 13: cakefleet.v1.ImportChange.kind:type_name -> cakefleet.v1.ImportChange.Kind
+	14, // 14: cakefleet.v1.ImportSubscribersResponse.errors:type_name -> cakefleet.v1.ImportError
+	15, // 15: cakefleet.v1.ImportSubscribersResponse.changes:type_name -> cakefleet.v1.ImportChange
+	31, // 16: cakefleet.v1.SetOverrideRequest.set:type_name -> cakefleet.v1.SetOverrideRequest.SetEntry
+	1,  // 17: cakefleet.v1.SetOverrideResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	32, // 18: cakefleet.v1.StartBoostRequest.set:type_name -> cakefleet.v1.StartBoostRequest.SetEntry
+	34, // 19: cakefleet.v1.StartBoostRequest.duration:type_name -> google.protobuf.Duration
+	1,  // 20: cakefleet.v1.StartBoostResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 21: cakefleet.v1.EndBoostResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 22: cakefleet.v1.SuspendSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	1,  // 23: cakefleet.v1.ResumeSubscriberResponse.subscriber:type_name -> cakefleet.v1.Subscriber
+	3,  // 24: cakefleet.v1.SubscriberService.GetSubscriber:input_type -> cakefleet.v1.GetSubscriberRequest
+	5,  // 25: cakefleet.v1.SubscriberService.ListSubscribers:input_type -> cakefleet.v1.ListSubscribersRequest
+	7,  // 26: cakefleet.v1.SubscriberService.CreateSubscriber:input_type -> cakefleet.v1.CreateSubscriberRequest
+	9,  // 27: cakefleet.v1.SubscriberService.UpdateSubscriber:input_type -> cakefleet.v1.UpdateSubscriberRequest
+	11, // 28: cakefleet.v1.SubscriberService.DeleteSubscriber:input_type -> cakefleet.v1.DeleteSubscriberRequest
+	13, // 29: cakefleet.v1.SubscriberService.ImportSubscribers:input_type -> cakefleet.v1.ImportSubscribersRequest
+	17, // 30: cakefleet.v1.SubscriberService.SetOverride:input_type -> cakefleet.v1.SetOverrideRequest
+	19, // 31: cakefleet.v1.SubscriberService.StartBoost:input_type -> cakefleet.v1.StartBoostRequest
+	21, // 32: cakefleet.v1.SubscriberService.EndBoost:input_type -> cakefleet.v1.EndBoostRequest
+	23, // 33: cakefleet.v1.SubscriberService.SuspendSubscriber:input_type -> cakefleet.v1.SuspendSubscriberRequest
+	25, // 34: cakefleet.v1.SubscriberService.ResumeSubscriber:input_type -> cakefleet.v1.ResumeSubscriberRequest
+	4,  // 35: cakefleet.v1.SubscriberService.GetSubscriber:output_type -> cakefleet.v1.GetSubscriberResponse
+	6,  // 36: cakefleet.v1.SubscriberService.ListSubscribers:output_type -> cakefleet.v1.ListSubscribersResponse
+	8,  // 37: cakefleet.v1.SubscriberService.CreateSubscriber:output_type -> cakefleet.v1.CreateSubscriberResponse
+	10, // 38: cakefleet.v1.SubscriberService.UpdateSubscriber:output_type -> cakefleet.v1.UpdateSubscriberResponse
+	12, // 39: cakefleet.v1.SubscriberService.DeleteSubscriber:output_type -> cakefleet.v1.DeleteSubscriberResponse
+	16, // 40: cakefleet.v1.SubscriberService.ImportSubscribers:output_type -> cakefleet.v1.ImportSubscribersResponse
+	18, // 41: cakefleet.v1.SubscriberService.SetOverride:output_type -> cakefleet.v1.SetOverrideResponse
+	20, // 42: cakefleet.v1.SubscriberService.StartBoost:output_type -> cakefleet.v1.StartBoostResponse
+	22, // 43: cakefleet.v1.SubscriberService.EndBoost:output_type -> cakefleet.v1.EndBoostResponse
+	24, // 44: cakefleet.v1.SubscriberService.SuspendSubscriber:output_type -> cakefleet.v1.SuspendSubscriberResponse
+	26, // 45: cakefleet.v1.SubscriberService.ResumeSubscriber:output_type -> cakefleet.v1.ResumeSubscriberResponse
+	35, // [35:46] is the sub-list for method output_type
+	24, // [24:35] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_subscriber_proto_init() }
@@ -1186,7 +1961,7 @@ func file_cakefleet_v1_subscriber_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_subscriber_proto_rawDesc), len(file_cakefleet_v1_subscriber_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   16,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,11 @@ const (
 	SubscriberService_UpdateSubscriber_FullMethodName  = "/cakefleet.v1.SubscriberService/UpdateSubscriber"
 	SubscriberService_DeleteSubscriber_FullMethodName  = "/cakefleet.v1.SubscriberService/DeleteSubscriber"
 	SubscriberService_ImportSubscribers_FullMethodName = "/cakefleet.v1.SubscriberService/ImportSubscribers"
+	SubscriberService_SetOverride_FullMethodName       = "/cakefleet.v1.SubscriberService/SetOverride"
+	SubscriberService_StartBoost_FullMethodName        = "/cakefleet.v1.SubscriberService/StartBoost"
+	SubscriberService_EndBoost_FullMethodName          = "/cakefleet.v1.SubscriberService/EndBoost"
+	SubscriberService_SuspendSubscriber_FullMethodName = "/cakefleet.v1.SubscriberService/SuspendSubscriber"
+	SubscriberService_ResumeSubscriber_FullMethodName  = "/cakefleet.v1.SubscriberService/ResumeSubscriber"
 )
 
 // SubscriberServiceClient is the client API for SubscriberService service.
@@ -48,6 +53,19 @@ type SubscriberServiceClient interface {
 	// ImportSubscribers reads a CSV or JSON file and makes the fleet like it, all
 	// at once. A bad line leaves the store as it was and every bad line is listed.
 	ImportSubscribers(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[ImportSubscribersRequest, ImportSubscribersResponse], error)
+	// SetOverride sets and clears single fields of an operator's override; all
+	// other fields stay whose they are.
+	SetOverride(ctx context.Context, in *SetOverrideRequest, opts ...grpc.CallOption) (*SetOverrideResponse, error)
+	// StartBoost sets fields for a time. It ends on the router, with or without a
+	// controller.
+	StartBoost(ctx context.Context, in *StartBoostRequest, opts ...grpc.CallOption) (*StartBoostResponse, error)
+	// EndBoost ends a boost before its time.
+	EndBoost(ctx context.Context, in *EndBoostRequest, opts ...grpc.CallOption) (*EndBoostResponse, error)
+	// SuspendSubscriber gives a subscriber the rates of a policy, which is a plan;
+	// FAILED_PRECONDITION if there is no such plan.
+	SuspendSubscriber(ctx context.Context, in *SuspendSubscriberRequest, opts ...grpc.CallOption) (*SuspendSubscriberResponse, error)
+	// ResumeSubscriber ends an operator's suspension.
+	ResumeSubscriber(ctx context.Context, in *ResumeSubscriberRequest, opts ...grpc.CallOption) (*ResumeSubscriberResponse, error)
 }
 
 type subscriberServiceClient struct {
@@ -121,6 +139,56 @@ func (c *subscriberServiceClient) ImportSubscribers(ctx context.Context, opts ..
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SubscriberService_ImportSubscribersClient = grpc.ClientStreamingClient[ImportSubscribersRequest, ImportSubscribersResponse]
 
+func (c *subscriberServiceClient) SetOverride(ctx context.Context, in *SetOverrideRequest, opts ...grpc.CallOption) (*SetOverrideResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetOverrideResponse)
+	err := c.cc.Invoke(ctx, SubscriberService_SetOverride_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *subscriberServiceClient) StartBoost(ctx context.Context, in *StartBoostRequest, opts ...grpc.CallOption) (*StartBoostResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(StartBoostResponse)
+	err := c.cc.Invoke(ctx, SubscriberService_StartBoost_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *subscriberServiceClient) EndBoost(ctx context.Context, in *EndBoostRequest, opts ...grpc.CallOption) (*EndBoostResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(EndBoostResponse)
+	err := c.cc.Invoke(ctx, SubscriberService_EndBoost_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *subscriberServiceClient) SuspendSubscriber(ctx context.Context, in *SuspendSubscriberRequest, opts ...grpc.CallOption) (*SuspendSubscriberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SuspendSubscriberResponse)
+	err := c.cc.Invoke(ctx, SubscriberService_SuspendSubscriber_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *subscriberServiceClient) ResumeSubscriber(ctx context.Context, in *ResumeSubscriberRequest, opts ...grpc.CallOption) (*ResumeSubscriberResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResumeSubscriberResponse)
+	err := c.cc.Invoke(ctx, SubscriberService_ResumeSubscriber_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SubscriberServiceServer is the server API for SubscriberService service.
 // All implementations must embed UnimplementedSubscriberServiceServer
 // for forward compatibility.
@@ -142,6 +210,19 @@ type SubscriberServiceServer interface {
 	// ImportSubscribers reads a CSV or JSON file and makes the fleet like it, all
 	// at once. A bad line leaves the store as it was and every bad line is listed.
 	ImportSubscribers(grpc.ClientStreamingServer[ImportSubscribersRequest, ImportSubscribersResponse]) error
+	// SetOverride sets and clears single fields of an operator's override; all
+	// other fields stay whose they are.
+	SetOverride(context.Context, *SetOverrideRequest) (*SetOverrideResponse, error)
+	// StartBoost sets fields for a time. It ends on the router, with or without a
+	// controller.
+	StartBoost(context.Context, *StartBoostRequest) (*StartBoostResponse, error)
+	// EndBoost ends a boost before its time.
+	EndBoost(context.Context, *EndBoostRequest) (*EndBoostResponse, error)
+	// SuspendSubscriber gives a subscriber the rates of a policy, which is a plan;
+	// FAILED_PRECONDITION if there is no such plan.
+	SuspendSubscriber(context.Context, *SuspendSubscriberRequest) (*SuspendSubscriberResponse, error)
+	// ResumeSubscriber ends an operator's suspension.
+	ResumeSubscriber(context.Context, *ResumeSubscriberRequest) (*ResumeSubscriberResponse, error)
 	mustEmbedUnimplementedSubscriberServiceServer()
 }
 
@@ -169,6 +250,21 @@ func (UnimplementedSubscriberServiceServer) DeleteSubscriber(context.Context, *D
 }
 func (UnimplementedSubscriberServiceServer) ImportSubscribers(grpc.ClientStreamingServer[ImportSubscribersRequest, ImportSubscribersResponse]) error {
 	return status.Error(codes.Unimplemented, "method ImportSubscribers not implemented")
+}
+func (UnimplementedSubscriberServiceServer) SetOverride(context.Context, *SetOverrideRequest) (*SetOverrideResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetOverride not implemented")
+}
+func (UnimplementedSubscriberServiceServer) StartBoost(context.Context, *StartBoostRequest) (*StartBoostResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartBoost not implemented")
+}
+func (UnimplementedSubscriberServiceServer) EndBoost(context.Context, *EndBoostRequest) (*EndBoostResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method EndBoost not implemented")
+}
+func (UnimplementedSubscriberServiceServer) SuspendSubscriber(context.Context, *SuspendSubscriberRequest) (*SuspendSubscriberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SuspendSubscriber not implemented")
+}
+func (UnimplementedSubscriberServiceServer) ResumeSubscriber(context.Context, *ResumeSubscriberRequest) (*ResumeSubscriberResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResumeSubscriber not implemented")
 }
 func (UnimplementedSubscriberServiceServer) mustEmbedUnimplementedSubscriberServiceServer() {}
 func (UnimplementedSubscriberServiceServer) testEmbeddedByValue()                           {}
@@ -288,6 +384,96 @@ func _SubscriberService_ImportSubscribers_Handler(srv interface{}, stream grpc.S
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type SubscriberService_ImportSubscribersServer = grpc.ClientStreamingServer[ImportSubscribersRequest, ImportSubscribersResponse]
 
+func _SubscriberService_SetOverride_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetOverrideRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SubscriberServiceServer).SetOverride(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SubscriberService_SetOverride_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SubscriberServiceServer).SetOverride(ctx, req.(*SetOverrideRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SubscriberService_StartBoost_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartBoostRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SubscriberServiceServer).StartBoost(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SubscriberService_StartBoost_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SubscriberServiceServer).StartBoost(ctx, req.(*StartBoostRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SubscriberService_EndBoost_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(EndBoostRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SubscriberServiceServer).EndBoost(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SubscriberService_EndBoost_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SubscriberServiceServer).EndBoost(ctx, req.(*EndBoostRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SubscriberService_SuspendSubscriber_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SuspendSubscriberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SubscriberServiceServer).SuspendSubscriber(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SubscriberService_SuspendSubscriber_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SubscriberServiceServer).SuspendSubscriber(ctx, req.(*SuspendSubscriberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SubscriberService_ResumeSubscriber_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResumeSubscriberRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SubscriberServiceServer).ResumeSubscriber(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SubscriberService_ResumeSubscriber_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SubscriberServiceServer).ResumeSubscriber(ctx, req.(*ResumeSubscriberRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SubscriberService_ServiceDesc is the grpc.ServiceDesc for SubscriberService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -314,6 +500,26 @@ var SubscriberService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteSubscriber",
 			Handler:    _SubscriberService_DeleteSubscriber_Handler,
+		},
+		{
+			MethodName: "SetOverride",
+			Handler:    _SubscriberService_SetOverride_Handler,
+		},
+		{
+			MethodName: "StartBoost",
+			Handler:    _SubscriberService_StartBoost_Handler,
+		},
+		{
+			MethodName: "EndBoost",
+			Handler:    _SubscriberService_EndBoost_Handler,
+		},
+		{
+			MethodName: "SuspendSubscriber",
+			Handler:    _SubscriberService_SuspendSubscriber_Handler,
+		},
+		{
+			MethodName: "ResumeSubscriber",
+			Handler:    _SubscriberService_ResumeSubscriber_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
