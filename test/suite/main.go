@@ -42,6 +42,7 @@ type tool struct{ program, pkg string }
 var (
 	compiler = tool{"gcc", "gcc libc6-dev"} // the race detector links with it
 	qemu     = tool{"qemu-mips", "qemu-user"}
+	squashfs = tool{"mksquashfs", "squashfs-tools"}
 )
 
 // mips are the packages that have to be right on a big-endian 32-bit machine,
@@ -58,6 +59,7 @@ func steps(pkgs packages) []step {
 		// only make its long traces slower.
 		{name: "engine", args: append([]string{"test"}, pkgs.engine...), limit: 20 * time.Minute},
 		{name: "unit tests with the race detector", tools: []tool{compiler}, env: []string{"CGO_ENABLED=1"}, args: append([]string{"test", "-race"}, pkgs.unit...), limit: 15 * time.Minute},
+		{name: "size of the agent on a router", tools: []tool{squashfs}, args: []string{"test", "-run", "TestBudget", "./deploy/router/build"}, limit: 10 * time.Minute},
 		// Emulation is some thirty times slower; what is left out with -short are repetitions.
 		{name: "big-endian 32-bit under qemu-mips", tools: []tool{qemu}, env: router, args: append([]string{"test", "-short", "-exec", qemu.program}, pkgs.mips...), limit: 30 * time.Minute},
 		// One package at a time: they measure, and share the machine's cores.

@@ -34,6 +34,24 @@ var architectures = map[string][]string{
 	"amd64":    nil,
 }
 
+// small are packages that are compiled without inlining: what runs once for a
+// connection, a report or a change, and never for a packet. It saves 7 % of
+// the binary. Nothing belongs here that package engine or a packet loop
+// calls: a package without inlining can't be inlined into others either.
+var small = []string{
+	"google.golang.org/...", "github.com/golang/...", "github.com/hashicorp/...", "golang.org/x/net/...", "vendor/...",
+	"bufio", "bytes", "compress/...", "context", "flag", "fmt", "hash/...", "html/...", "log/...", "mime/...",
+	"math/big", "math/rand/...", "net", "net/http/...", "net/textproto", "net/url", "os/...", "path/...", "reflect/...", "regexp/...", "sort", "strconv", "strings", "unicode/...",
+	"encoding/asn1", "encoding/base64", "encoding/hex", "encoding/json/...", "encoding/pem",
+	"crypto/dsa", "crypto/ecdsa", "crypto/ed25519", "crypto/elliptic", "crypto/rsa", "crypto/tls/...", "crypto/x509/...",
+	"crypto/internal/fips140/ecdsa", "crypto/internal/fips140/rsa", "crypto/internal/fips140/tls12", "crypto/internal/fips140/tls13", "crypto/internal/hpke",
+	module + "/agent", module + "/agent/identity", module + "/agent/outbox", module + "/agent/session", module + "/agent/sqm", module + "/agent/state",
+	module + "/agent/dataplane/auto", module + "/agent/dataplane/kernel", module + "/agent/dataplane/wan",
+	module + "/internal/...", module + "/proto/...", module + "/cmd/...",
+}
+
+const module = "github.com/cakefleet/cakefleet"
+
 func main() {
 	out := flag.String("out", "bin/router", "`directory` for the binaries")
 	version := flag.String("version", "devel", "`version` to report")
@@ -93,7 +111,10 @@ func build(path, version, arch, overlay string) error {
 	if strings.HasPrefix(arch, "mips") {
 		args = append(args, "-overlay", overlay)
 	}
-	cmd := exec.Command("go", append(args, "github.com/cakefleet/cakefleet/cmd/cakefleet-agent")...)
+	for _, pkg := range small {
+		args = append(args, "-gcflags="+pkg+"=-l")
+	}
+	cmd := exec.Command("go", append(args, module+"/cmd/cakefleet-agent")...)
 	cmd.Env = slices.Concat(os.Environ(), []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch}, architectures[arch])
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {
