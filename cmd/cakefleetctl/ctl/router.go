@@ -46,6 +46,9 @@ func (a *app) why(r *pb.Router) string {
 	case pb.SyncState_SYNC_STATE_IN_SYNC:
 		return ""
 	case pb.SyncState_SYNC_STATE_REJECTED:
+		if rep.GetEffective() == nil {
+			return "rejected: " + rep.GetError() + "; nothing is shaped"
+		}
 		return "rejected: " + rep.GetError() + "; what ran before still runs"
 	case pb.SyncState_SYNC_STATE_CLAMPED:
 		var parts []string
