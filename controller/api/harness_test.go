@@ -91,6 +91,7 @@ func newFixture(t *testing.T) *fixture {
 		pb.RegisterEnrollmentServiceServer(s, api.NewEnrollmentService(f.store, f.authority, logger))
 	})
 	f.operators = f.serve(operatorsTLS, api.OperatorsDoor(logger), func(s *grpc.Server) {
+		pb.RegisterPlanServiceServer(s, api.NewPlanService(f.store))
 		pb.RegisterRouterServiceServer(s, api.NewRouterService(f.store, hub))
 		pb.RegisterTelemetryServiceServer(s, api.NewTelemetryService(f.store, hub, table))
 		pb.RegisterTokenServiceServer(s, api.NewTokenService(f.store, f.authority.Pin()))

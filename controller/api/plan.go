@@ -59,6 +59,7 @@ func (s *PlanService) CreatePlan(ctx context.Context, req *pb.CreatePlanRequest)
 	if err != nil {
 		return nil, statusOf(badField("plan", err))
 	}
+	p.Author = author(ctx)
 	if p, err = s.store.PutPlan(ctx, p, 0); err != nil {
 		return nil, statusOf(err)
 	}
@@ -79,7 +80,7 @@ func (s *PlanService) UpdatePlan(ctx context.Context, req *pb.UpdatePlanRequest)
 		if expect == 0 && raced && try < attempts {
 			continue
 		}
-		return resp, statusOf(err)
+		return resp, statusOf(s.tellConflict(ctx, req.GetPlan().GetName(), err))
 	}
 }
 
@@ -113,6 +114,7 @@ func (s *PlanService) updatePlan(ctx context.Context, req *pb.UpdatePlanRequest,
 		resp.AffectedRouters = 0
 	}
 	if resp.Changed && !req.GetValidateOnly() {
+		next.Author = author(ctx)
 		if next, err = s.store.PutPlan(ctx, next, current.Revision); err != nil {
 			return nil, err
 		}

@@ -23,6 +23,7 @@ type (
 		Down    *linkRecord `json:"down"`
 		Up      *linkRecord `json:"up"`
 		Updated time.Time   `json:"updated"`
+		By      string      `json:"by,omitempty"`
 	}
 	linkRecord struct {
 		RateBPS     uint64 `json:"rate_bps"`
@@ -83,7 +84,7 @@ var (
 )
 
 func encodePlan(p plan.Plan) []byte {
-	return encode(planRecord{Schema: schema, Down: encodeLink(p.Link.Down), Up: encodeLink(p.Link.Up), Updated: p.Updated})
+	return encode(planRecord{Schema: schema, Down: encodeLink(p.Link.Down), Up: encodeLink(p.Link.Up), Updated: p.Updated, By: p.Author})
 }
 
 func encodeSubscriber(s plan.Subscriber) []byte { return encodeImported(s, 0) }
@@ -133,7 +134,7 @@ func decodePlan(name string, value []byte, rev plan.Revision) (plan.Plan, error)
 	if link.Up, err = decodeLink(r.Up); err != nil {
 		return plan.Plan{}, fmt.Errorf("up: %w", err)
 	}
-	return plan.Plan{Name: name, Link: link, Revision: rev, Updated: r.Updated}, nil
+	return plan.Plan{Name: name, Link: link, Revision: rev, Updated: r.Updated, Author: r.By}, nil
 }
 
 func decodeSubscriber(id string, value []byte, rev plan.Revision) (plan.Subscriber, error) {

@@ -23,7 +23,8 @@ const attempts = 32
 
 var errBusy = fmt.Errorf("%w: too many others write at the same time", ErrUnavailable)
 
-// PutPlan stores a plan, in one write whatever the number of its subscribers.
+// PutPlan stores a plan, in one write whatever the number of its subscribers,
+// and keeps what it was (PlanHistory).
 // expect is the revision that the stored one must have: 0 for none, or Any.
 // Errors: ErrInvalid, ErrNotFound, ErrExists, ErrConflict.
 func (s *Store) PutPlan(ctx context.Context, p plan.Plan, expect plan.Revision) (plan.Plan, error) {
@@ -31,8 +32,12 @@ func (s *Store) PutPlan(ctx context.Context, p plan.Plan, expect plan.Revision) 
 		return plan.Plan{}, invalid(KindPlan, p.Name, err)
 	}
 	p.Updated = stamp()
-	var err error
-	p.Revision, err = s.put(ctx, write{kind: KindPlan, id: p.Name, value: encodePlan(p), expect: expect})
+	value := encodePlan(p)
+	keep, err := s.historyOps(ctx, p, value)
+	if err != nil {
+		return plan.Plan{}, fmt.Errorf("write plan %s: %w", p.Name, err)
+	}
+	p.Revision, err = s.put(ctx, write{kind: KindPlan, id: p.Name, value: value, expect: expect, more: keep})
 	return p, err
 }
 
@@ -213,6 +218,7 @@ type write struct {
 	id     string
 	value  []byte
 	expect plan.Revision
+	more   []Op // what else is done with it
 
 	ref      Kind     // what it refers to; empty if to nothing
 	refs     []string // ids of that kind
@@ -307,6 +313,7 @@ func (t *txn) add(w write) bool {
 		compares = append(compares, Compare{k, Equal, int64(w.expect)})
 	}
 	ops = append(ops, Op{k, w.value})
+	ops = append(ops, w.more...)
 	if w.waits() && !t.marked[commitKey] {
 		compares = append(compares, Compare{commitKey, Equal, 0})
 	}

@@ -55,6 +55,7 @@ type Plan struct {
 	Link     Link
 	Revision Revision // of the last change; 0 before it is stored
 	Updated  time.Time
+	Author   string // operator who made the last change; empty if not known
 }
 
 // Validate returns an error that names the field.

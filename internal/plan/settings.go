@@ -159,6 +159,25 @@ func FieldText(l *Link, i int) string {
 	return fields[i-perDirection].get(&l.Up)
 }
 
+// FieldChange is one field in which two links differ.
+type FieldChange struct {
+	Field         string // such as "down.rate"
+	Before, After string // such as "115Mbit"
+}
+
+// String returns the change for people.
+func (c FieldChange) String() string { return c.Field + " " + c.Before + " -> " + c.After }
+
+// Diff returns the fields in which two links differ, in the order of fields.
+func Diff(before, after Link) (changes []FieldChange) {
+	for i := range NumFields {
+		if b, a := FieldText(&before, i), FieldText(&after, i); b != a {
+			changes = append(changes, FieldChange{FieldName(i), b, a})
+		}
+	}
+	return changes
+}
+
 // Settings are values for some fields of a link.
 type Settings struct {
 	Fields uint64 // bit i: field i is set

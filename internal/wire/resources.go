@@ -10,7 +10,7 @@ import (
 // FromPlan returns the message of p without the numbers that only a controller
 // knows.
 func FromPlan(p plan.Plan) *pb.Plan {
-	return &pb.Plan{Name: p.Name, Link: FromLink(&p.Link), Revision: int64(p.Revision), UpdateTime: FromTime(p.Updated)}
+	return &pb.Plan{Name: p.Name, Link: FromLink(&p.Link), Revision: int64(p.Revision), UpdateTime: FromTime(p.Updated), Author: p.Author}
 }
 
 // ToPlan returns the plan of m. The error names the field.
@@ -22,7 +22,7 @@ func ToPlan(m *pb.Plan) (plan.Plan, error) {
 	if link == nil {
 		return plan.Plan{}, fmt.Errorf("plan %s: link is missing", m.GetName())
 	}
-	return plan.Plan{Name: m.GetName(), Link: *link, Revision: plan.Revision(m.GetRevision()), Updated: ToTime(m.GetUpdateTime())}, nil
+	return plan.Plan{Name: m.GetName(), Link: *link, Revision: plan.Revision(m.GetRevision()), Updated: ToTime(m.GetUpdateTime()), Author: m.GetAuthor()}, nil
 }
 
 // FromSubscriber returns the message of s without the numbers that only a

@@ -18,7 +18,7 @@ import (
 
 func (a *app) planCommand() *cobra.Command {
 	return group("plan", "Set and show plans: named rates and shaping options",
-		a.planSet(), a.planGet(), a.planList(), a.planDelete())
+		a.planSet(), a.planGet(), a.planList(), a.planDelete(), a.planHistory(), a.planDiff(), a.planRollback())
 }
 
 // planFlags are the changes that plan set makes.

@@ -37,7 +37,9 @@ type Plan struct {
 	// Subscribers that refer to it; set by the controller.
 	Subscribers uint32 `protobuf:"varint,5,opt,name=subscribers,proto3" json:"subscribers,omitempty"`
 	// Routers that it reaches; set by the controller.
-	Routers       uint32 `protobuf:"varint,6,opt,name=routers,proto3" json:"routers,omitempty"`
+	Routers uint32 `protobuf:"varint,6,opt,name=routers,proto3" json:"routers,omitempty"`
+	// Operator who made the last change; set by the controller.
+	Author        string `protobuf:"bytes,7,opt,name=author,proto3" json:"author,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -112,6 +114,13 @@ func (x *Plan) GetRouters() uint32 {
 		return x.Routers
 	}
 	return 0
+}
+
+func (x *Plan) GetAuthor() string {
+	if x != nil {
+		return x.Author
+	}
+	return ""
 }
 
 // GetPlanRequest names a plan.
@@ -655,11 +664,240 @@ func (x *DeletePlanResponse) GetMovedSubscribers() uint32 {
 	return 0
 }
 
+// ListPlanRevisionsRequest names a plan.
+type ListPlanRevisionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPlanRevisionsRequest) Reset() {
+	*x = ListPlanRevisionsRequest{}
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPlanRevisionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPlanRevisionsRequest) ProtoMessage() {}
+
+func (x *ListPlanRevisionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPlanRevisionsRequest.ProtoReflect.Descriptor instead.
+func (*ListPlanRevisionsRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_plan_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListPlanRevisionsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// ListPlanRevisionsResponse has a plan's revisions.
+type ListPlanRevisionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the plan was, newest first; at most the last 100.
+	Revisions     []*Plan `protobuf:"bytes,1,rep,name=revisions,proto3" json:"revisions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPlanRevisionsResponse) Reset() {
+	*x = ListPlanRevisionsResponse{}
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPlanRevisionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPlanRevisionsResponse) ProtoMessage() {}
+
+func (x *ListPlanRevisionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPlanRevisionsResponse.ProtoReflect.Descriptor instead.
+func (*ListPlanRevisionsResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_plan_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListPlanRevisionsResponse) GetRevisions() []*Plan {
+	if x != nil {
+		return x.Revisions
+	}
+	return nil
+}
+
+// RollbackPlanRequest names a revision to go back to.
+type RollbackPlanRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Revision to go back to.
+	ToRevision int64 `protobuf:"varint,2,opt,name=to_revision,json=toRevision,proto3" json:"to_revision,omitempty"`
+	// If not 0, the plan must have this revision now.
+	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Whether only the effect is told and nothing is stored.
+	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RollbackPlanRequest) Reset() {
+	*x = RollbackPlanRequest{}
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackPlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackPlanRequest) ProtoMessage() {}
+
+func (x *RollbackPlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackPlanRequest.ProtoReflect.Descriptor instead.
+func (*RollbackPlanRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_plan_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RollbackPlanRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RollbackPlanRequest) GetToRevision() int64 {
+	if x != nil {
+		return x.ToRevision
+	}
+	return 0
+}
+
+func (x *RollbackPlanRequest) GetRevision() int64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *RollbackPlanRequest) GetValidateOnly() bool {
+	if x != nil {
+		return x.ValidateOnly
+	}
+	return false
+}
+
+// RollbackPlanResponse has the plan as it is stored, or as it would be.
+type RollbackPlanResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The plan.
+	Plan *Plan `protobuf:"bytes,1,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Whether anything changed.
+	Changed bool `protobuf:"varint,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	// Routers whose desired state changes.
+	AffectedRouters uint32 `protobuf:"varint,3,opt,name=affected_routers,json=affectedRouters,proto3" json:"affected_routers,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *RollbackPlanResponse) Reset() {
+	*x = RollbackPlanResponse{}
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RollbackPlanResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RollbackPlanResponse) ProtoMessage() {}
+
+func (x *RollbackPlanResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_plan_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RollbackPlanResponse.ProtoReflect.Descriptor instead.
+func (*RollbackPlanResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_plan_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RollbackPlanResponse) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *RollbackPlanResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+func (x *RollbackPlanResponse) GetAffectedRouters() uint32 {
+	if x != nil {
+		return x.AffectedRouters
+	}
+	return 0
+}
+
 var File_cakefleet_v1_plan_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_plan_proto_rawDesc = "" +
 	"\n" +
-	"\x17cakefleet/v1/plan.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/shaping.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd7\x01\n" +
+	"\x17cakefleet/v1/plan.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/shaping.proto\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xef\x01\n" +
 	"\x04Plan\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
 	"\x04link\x18\x02 \x01(\v2\x12.cakefleet.v1.LinkR\x04link\x12\x1a\n" +
@@ -667,7 +905,8 @@ const file_cakefleet_v1_plan_proto_rawDesc = "" +
 	"\vupdate_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"updateTime\x12 \n" +
 	"\vsubscribers\x18\x05 \x01(\rR\vsubscribers\x12\x18\n" +
-	"\arouters\x18\x06 \x01(\rR\arouters\"$\n" +
+	"\arouters\x18\x06 \x01(\rR\arouters\x12\x16\n" +
+	"\x06author\x18\a \x01(\tR\x06author\"$\n" +
 	"\x0eGetPlanRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"9\n" +
 	"\x0fGetPlanResponse\x12&\n" +
@@ -698,7 +937,21 @@ const file_cakefleet_v1_plan_proto_rawDesc = "" +
 	"\vreplacement\x18\x02 \x01(\tR\vreplacement\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\"A\n" +
 	"\x12DeletePlanResponse\x12+\n" +
-	"\x11moved_subscribers\x18\x01 \x01(\rR\x10movedSubscribers2\x96\x03\n" +
+	"\x11moved_subscribers\x18\x01 \x01(\rR\x10movedSubscribers\".\n" +
+	"\x18ListPlanRevisionsRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"M\n" +
+	"\x19ListPlanRevisionsResponse\x120\n" +
+	"\trevisions\x18\x01 \x03(\v2\x12.cakefleet.v1.PlanR\trevisions\"\x8b\x01\n" +
+	"\x13RollbackPlanRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
+	"\vto_revision\x18\x02 \x01(\x03R\n" +
+	"toRevision\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x03R\brevision\x12#\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"\x83\x01\n" +
+	"\x14RollbackPlanResponse\x12&\n" +
+	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\x12\x18\n" +
+	"\achanged\x18\x02 \x01(\bR\achanged\x12)\n" +
+	"\x10affected_routers\x18\x03 \x01(\rR\x0faffectedRouters2\xd3\x04\n" +
 	"\vPlanService\x12F\n" +
 	"\aGetPlan\x12\x1c.cakefleet.v1.GetPlanRequest\x1a\x1d.cakefleet.v1.GetPlanResponse\x12L\n" +
 	"\tListPlans\x12\x1e.cakefleet.v1.ListPlansRequest\x1a\x1f.cakefleet.v1.ListPlansResponse\x12O\n" +
@@ -707,7 +960,9 @@ const file_cakefleet_v1_plan_proto_rawDesc = "" +
 	"\n" +
 	"UpdatePlan\x12\x1f.cakefleet.v1.UpdatePlanRequest\x1a .cakefleet.v1.UpdatePlanResponse\x12O\n" +
 	"\n" +
-	"DeletePlan\x12\x1f.cakefleet.v1.DeletePlanRequest\x1a .cakefleet.v1.DeletePlanResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
+	"DeletePlan\x12\x1f.cakefleet.v1.DeletePlanRequest\x1a .cakefleet.v1.DeletePlanResponse\x12d\n" +
+	"\x11ListPlanRevisions\x12&.cakefleet.v1.ListPlanRevisionsRequest\x1a'.cakefleet.v1.ListPlanRevisionsResponse\x12U\n" +
+	"\fRollbackPlan\x12!.cakefleet.v1.RollbackPlanRequest\x1a\".cakefleet.v1.RollbackPlanResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
 
 var (
 	file_cakefleet_v1_plan_proto_rawDescOnce sync.Once
@@ -721,48 +976,58 @@ func file_cakefleet_v1_plan_proto_rawDescGZIP() []byte {
 	return file_cakefleet_v1_plan_proto_rawDescData
 }
 
-var file_cakefleet_v1_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_cakefleet_v1_plan_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_cakefleet_v1_plan_proto_goTypes = []any{
-	(*Plan)(nil),                  // 0: cakefleet.v1.Plan
-	(*GetPlanRequest)(nil),        // 1: cakefleet.v1.GetPlanRequest
-	(*GetPlanResponse)(nil),       // 2: cakefleet.v1.GetPlanResponse
-	(*ListPlansRequest)(nil),      // 3: cakefleet.v1.ListPlansRequest
-	(*ListPlansResponse)(nil),     // 4: cakefleet.v1.ListPlansResponse
-	(*CreatePlanRequest)(nil),     // 5: cakefleet.v1.CreatePlanRequest
-	(*CreatePlanResponse)(nil),    // 6: cakefleet.v1.CreatePlanResponse
-	(*UpdatePlanRequest)(nil),     // 7: cakefleet.v1.UpdatePlanRequest
-	(*UpdatePlanResponse)(nil),    // 8: cakefleet.v1.UpdatePlanResponse
-	(*DeletePlanRequest)(nil),     // 9: cakefleet.v1.DeletePlanRequest
-	(*DeletePlanResponse)(nil),    // 10: cakefleet.v1.DeletePlanResponse
-	(*Link)(nil),                  // 11: cakefleet.v1.Link
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil), // 13: google.protobuf.FieldMask
+	(*Plan)(nil),                      // 0: cakefleet.v1.Plan
+	(*GetPlanRequest)(nil),            // 1: cakefleet.v1.GetPlanRequest
+	(*GetPlanResponse)(nil),           // 2: cakefleet.v1.GetPlanResponse
+	(*ListPlansRequest)(nil),          // 3: cakefleet.v1.ListPlansRequest
+	(*ListPlansResponse)(nil),         // 4: cakefleet.v1.ListPlansResponse
+	(*CreatePlanRequest)(nil),         // 5: cakefleet.v1.CreatePlanRequest
+	(*CreatePlanResponse)(nil),        // 6: cakefleet.v1.CreatePlanResponse
+	(*UpdatePlanRequest)(nil),         // 7: cakefleet.v1.UpdatePlanRequest
+	(*UpdatePlanResponse)(nil),        // 8: cakefleet.v1.UpdatePlanResponse
+	(*DeletePlanRequest)(nil),         // 9: cakefleet.v1.DeletePlanRequest
+	(*DeletePlanResponse)(nil),        // 10: cakefleet.v1.DeletePlanResponse
+	(*ListPlanRevisionsRequest)(nil),  // 11: cakefleet.v1.ListPlanRevisionsRequest
+	(*ListPlanRevisionsResponse)(nil), // 12: cakefleet.v1.ListPlanRevisionsResponse
+	(*RollbackPlanRequest)(nil),       // 13: cakefleet.v1.RollbackPlanRequest
+	(*RollbackPlanResponse)(nil),      // 14: cakefleet.v1.RollbackPlanResponse
+	(*Link)(nil),                      // 15: cakefleet.v1.Link
+	(*timestamppb.Timestamp)(nil),     // 16: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),     // 17: google.protobuf.FieldMask
 }
 var file_cakefleet_v1_plan_proto_depIdxs = []int32{
-	11, // 0: cakefleet.v1.Plan.link:type_name -> cakefleet.v1.Link
-	12, // 1: cakefleet.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
+	15, // 0: cakefleet.v1.Plan.link:type_name -> cakefleet.v1.Link
+	16, // 1: cakefleet.v1.Plan.update_time:type_name -> google.protobuf.Timestamp
 	0,  // 2: cakefleet.v1.GetPlanResponse.plan:type_name -> cakefleet.v1.Plan
 	0,  // 3: cakefleet.v1.ListPlansResponse.plans:type_name -> cakefleet.v1.Plan
 	0,  // 4: cakefleet.v1.CreatePlanRequest.plan:type_name -> cakefleet.v1.Plan
 	0,  // 5: cakefleet.v1.CreatePlanResponse.plan:type_name -> cakefleet.v1.Plan
 	0,  // 6: cakefleet.v1.UpdatePlanRequest.plan:type_name -> cakefleet.v1.Plan
-	13, // 7: cakefleet.v1.UpdatePlanRequest.update_mask:type_name -> google.protobuf.FieldMask
+	17, // 7: cakefleet.v1.UpdatePlanRequest.update_mask:type_name -> google.protobuf.FieldMask
 	0,  // 8: cakefleet.v1.UpdatePlanResponse.plan:type_name -> cakefleet.v1.Plan
-	1,  // 9: cakefleet.v1.PlanService.GetPlan:input_type -> cakefleet.v1.GetPlanRequest
-	3,  // 10: cakefleet.v1.PlanService.ListPlans:input_type -> cakefleet.v1.ListPlansRequest
-	5,  // 11: cakefleet.v1.PlanService.CreatePlan:input_type -> cakefleet.v1.CreatePlanRequest
-	7,  // 12: cakefleet.v1.PlanService.UpdatePlan:input_type -> cakefleet.v1.UpdatePlanRequest
-	9,  // 13: cakefleet.v1.PlanService.DeletePlan:input_type -> cakefleet.v1.DeletePlanRequest
-	2,  // 14: cakefleet.v1.PlanService.GetPlan:output_type -> cakefleet.v1.GetPlanResponse
-	4,  // 15: cakefleet.v1.PlanService.ListPlans:output_type -> cakefleet.v1.ListPlansResponse
-	6,  // 16: cakefleet.v1.PlanService.CreatePlan:output_type -> cakefleet.v1.CreatePlanResponse
-	8,  // 17: cakefleet.v1.PlanService.UpdatePlan:output_type -> cakefleet.v1.UpdatePlanResponse
-	10, // 18: cakefleet.v1.PlanService.DeletePlan:output_type -> cakefleet.v1.DeletePlanResponse
-	14, // [14:19] is the sub-list for method output_type
-	9,  // [9:14] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	0,  // 9: cakefleet.v1.ListPlanRevisionsResponse.revisions:type_name -> cakefleet.v1.Plan
+	0,  // 10: cakefleet.v1.RollbackPlanResponse.plan:type_name -> cakefleet.v1.Plan
+	1,  // 11: cakefleet.v1.PlanService.GetPlan:input_type -> cakefleet.v1.GetPlanRequest
+	3,  // 12: cakefleet.v1.PlanService.ListPlans:input_type -> cakefleet.v1.ListPlansRequest
+	5,  // 13: cakefleet.v1.PlanService.CreatePlan:input_type -> cakefleet.v1.CreatePlanRequest
+	7,  // 14: cakefleet.v1.PlanService.UpdatePlan:input_type -> cakefleet.v1.UpdatePlanRequest
+	9,  // 15: cakefleet.v1.PlanService.DeletePlan:input_type -> cakefleet.v1.DeletePlanRequest
+	11, // 16: cakefleet.v1.PlanService.ListPlanRevisions:input_type -> cakefleet.v1.ListPlanRevisionsRequest
+	13, // 17: cakefleet.v1.PlanService.RollbackPlan:input_type -> cakefleet.v1.RollbackPlanRequest
+	2,  // 18: cakefleet.v1.PlanService.GetPlan:output_type -> cakefleet.v1.GetPlanResponse
+	4,  // 19: cakefleet.v1.PlanService.ListPlans:output_type -> cakefleet.v1.ListPlansResponse
+	6,  // 20: cakefleet.v1.PlanService.CreatePlan:output_type -> cakefleet.v1.CreatePlanResponse
+	8,  // 21: cakefleet.v1.PlanService.UpdatePlan:output_type -> cakefleet.v1.UpdatePlanResponse
+	10, // 22: cakefleet.v1.PlanService.DeletePlan:output_type -> cakefleet.v1.DeletePlanResponse
+	12, // 23: cakefleet.v1.PlanService.ListPlanRevisions:output_type -> cakefleet.v1.ListPlanRevisionsResponse
+	14, // 24: cakefleet.v1.PlanService.RollbackPlan:output_type -> cakefleet.v1.RollbackPlanResponse
+	18, // [18:25] is the sub-list for method output_type
+	11, // [11:18] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_plan_proto_init() }
@@ -777,7 +1042,7 @@ func file_cakefleet_v1_plan_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_plan_proto_rawDesc), len(file_cakefleet_v1_plan_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -19,11 +19,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PlanService_GetPlan_FullMethodName    = "/cakefleet.v1.PlanService/GetPlan"
-	PlanService_ListPlans_FullMethodName  = "/cakefleet.v1.PlanService/ListPlans"
-	PlanService_CreatePlan_FullMethodName = "/cakefleet.v1.PlanService/CreatePlan"
-	PlanService_UpdatePlan_FullMethodName = "/cakefleet.v1.PlanService/UpdatePlan"
-	PlanService_DeletePlan_FullMethodName = "/cakefleet.v1.PlanService/DeletePlan"
+	PlanService_GetPlan_FullMethodName           = "/cakefleet.v1.PlanService/GetPlan"
+	PlanService_ListPlans_FullMethodName         = "/cakefleet.v1.PlanService/ListPlans"
+	PlanService_CreatePlan_FullMethodName        = "/cakefleet.v1.PlanService/CreatePlan"
+	PlanService_UpdatePlan_FullMethodName        = "/cakefleet.v1.PlanService/UpdatePlan"
+	PlanService_DeletePlan_FullMethodName        = "/cakefleet.v1.PlanService/DeletePlan"
+	PlanService_ListPlanRevisions_FullMethodName = "/cakefleet.v1.PlanService/ListPlanRevisions"
+	PlanService_RollbackPlan_FullMethodName      = "/cakefleet.v1.PlanService/RollbackPlan"
 )
 
 // PlanServiceClient is the client API for PlanService service.
@@ -45,6 +47,10 @@ type PlanServiceClient interface {
 	// DeletePlan removes a plan. One that subscribers use needs a replacement,
 	// else FAILED_PRECONDITION.
 	DeletePlan(ctx context.Context, in *DeletePlanRequest, opts ...grpc.CallOption) (*DeletePlanResponse, error)
+	// ListPlanRevisions returns what a plan was, also if it was removed.
+	ListPlanRevisions(ctx context.Context, in *ListPlanRevisionsRequest, opts ...grpc.CallOption) (*ListPlanRevisionsResponse, error)
+	// RollbackPlan makes a plan what it was at a revision. That is a new revision.
+	RollbackPlan(ctx context.Context, in *RollbackPlanRequest, opts ...grpc.CallOption) (*RollbackPlanResponse, error)
 }
 
 type planServiceClient struct {
@@ -105,6 +111,26 @@ func (c *planServiceClient) DeletePlan(ctx context.Context, in *DeletePlanReques
 	return out, nil
 }
 
+func (c *planServiceClient) ListPlanRevisions(ctx context.Context, in *ListPlanRevisionsRequest, opts ...grpc.CallOption) (*ListPlanRevisionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPlanRevisionsResponse)
+	err := c.cc.Invoke(ctx, PlanService_ListPlanRevisions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *planServiceClient) RollbackPlan(ctx context.Context, in *RollbackPlanRequest, opts ...grpc.CallOption) (*RollbackPlanResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RollbackPlanResponse)
+	err := c.cc.Invoke(ctx, PlanService_RollbackPlan_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PlanServiceServer is the server API for PlanService service.
 // All implementations must embed UnimplementedPlanServiceServer
 // for forward compatibility.
@@ -124,6 +150,10 @@ type PlanServiceServer interface {
 	// DeletePlan removes a plan. One that subscribers use needs a replacement,
 	// else FAILED_PRECONDITION.
 	DeletePlan(context.Context, *DeletePlanRequest) (*DeletePlanResponse, error)
+	// ListPlanRevisions returns what a plan was, also if it was removed.
+	ListPlanRevisions(context.Context, *ListPlanRevisionsRequest) (*ListPlanRevisionsResponse, error)
+	// RollbackPlan makes a plan what it was at a revision. That is a new revision.
+	RollbackPlan(context.Context, *RollbackPlanRequest) (*RollbackPlanResponse, error)
 	mustEmbedUnimplementedPlanServiceServer()
 }
 
@@ -148,6 +178,12 @@ func (UnimplementedPlanServiceServer) UpdatePlan(context.Context, *UpdatePlanReq
 }
 func (UnimplementedPlanServiceServer) DeletePlan(context.Context, *DeletePlanRequest) (*DeletePlanResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeletePlan not implemented")
+}
+func (UnimplementedPlanServiceServer) ListPlanRevisions(context.Context, *ListPlanRevisionsRequest) (*ListPlanRevisionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPlanRevisions not implemented")
+}
+func (UnimplementedPlanServiceServer) RollbackPlan(context.Context, *RollbackPlanRequest) (*RollbackPlanResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RollbackPlan not implemented")
 }
 func (UnimplementedPlanServiceServer) mustEmbedUnimplementedPlanServiceServer() {}
 func (UnimplementedPlanServiceServer) testEmbeddedByValue()                     {}
@@ -260,6 +296,42 @@ func _PlanService_DeletePlan_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PlanService_ListPlanRevisions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPlanRevisionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlanServiceServer).ListPlanRevisions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PlanService_ListPlanRevisions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlanServiceServer).ListPlanRevisions(ctx, req.(*ListPlanRevisionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PlanService_RollbackPlan_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RollbackPlanRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlanServiceServer).RollbackPlan(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PlanService_RollbackPlan_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlanServiceServer).RollbackPlan(ctx, req.(*RollbackPlanRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PlanService_ServiceDesc is the grpc.ServiceDesc for PlanService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -286,6 +358,14 @@ var PlanService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeletePlan",
 			Handler:    _PlanService_DeletePlan_Handler,
+		},
+		{
+			MethodName: "ListPlanRevisions",
+			Handler:    _PlanService_ListPlanRevisions_Handler,
+		},
+		{
+			MethodName: "RollbackPlan",
+			Handler:    _PlanService_RollbackPlan_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
