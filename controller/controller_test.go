@@ -27,7 +27,7 @@ import (
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
-	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1" //nolint:depguard // the test plays an agent and an operator
+	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -22,8 +22,9 @@ func layoutOf(m TinMode) layout {
 		return layout{8, identity, &precedence}
 	case Cake3:
 		return layout{4, identity, &cake3}
+	default:
+		return layout{1, identity, &besteffort}
 	}
-	return layout{1, identity, &besteffort}
 }
 
 // DSCP to tin, one table a mode; row r, column c is DSCP 8r+c.

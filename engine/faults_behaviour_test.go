@@ -361,7 +361,7 @@ func TestFault042_AllQueuesOfOneHost(t *testing.T) {
 		}
 		left -= len(s.Drops())
 		if left%64 == 0 {
-			peak = max(peak, uint32(stats(s, now).Tins[0].BulkFlows))
+			peak = max(peak, stats(s, now).Tins[0].BulkFlows)
 		}
 	}
 	if peak != 1024 {

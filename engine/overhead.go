@@ -32,6 +32,7 @@ func (s *Scheduler) adjust(n, off uint32) uint32 {
 		n = (n + 47) / 48 * 53
 	case PTM: // one byte per 64 or part thereof
 		n += (n + 63) / 64
+	default: // NoATM: as it is
 	}
 	l.maxAdj, l.minAdj = max(l.maxAdj, n), min(l.minAdj, n)
 	return n

@@ -171,7 +171,7 @@ func New(now Time, c Config, o Options) (*Scheduler, error) {
 		// A clock that starts late must not look like lateness to make up for.
 		s.auto.last, s.auto.windowBegin, s.auto.reconfigured = now, now, now
 	}
-	s.dissector.key = newKeyHash(o.Seed)
+	s.key = newKeyHash(o.Seed)
 	s.apply(c)
 	return s, nil
 }
@@ -260,7 +260,7 @@ func (s *Scheduler) apply(c Config) {
 		s.markShift++
 	}
 	s.lens.forget()
-	s.dissector = newDissector(s.dissector.key, &c)
+	s.dissector = newDissector(s.key, &c)
 	s.allocate()
 	s.reconfigure()
 }

@@ -81,7 +81,7 @@ func collisions(t *testing.T, n int, seed uint64, flow func(i int) enginetest.Fl
 		offer(s, 0, flow(i), 100)
 	}
 	st := stats(s, 0)
-	return uint64(st.Tins[0].WayCols)
+	return st.Tins[0].WayCols
 }
 
 // sharedPlacements is the expected fraction of n placements into 128 sets of

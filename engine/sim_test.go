@@ -300,7 +300,7 @@ func (b *books) checkSums() {
 	b.s.Stats(b.now, st)
 	var bytes, packets uint64
 	for i := range st.Tins[:st.NumTins] {
-		bytes += uint64(st.Tins[i].BacklogBytes)
+		bytes += st.Tins[i].BacklogBytes
 		packets += uint64(st.Tins[i].BacklogPackets)
 	}
 	if st.Backlog != b.backlog || bytes != b.backlog {
@@ -397,6 +397,7 @@ func adjusted(c engine.Config, frame uint32) float64 {
 		n = math.Ceil(n/48) * 53
 	case engine.PTM:
 		n += math.Ceil(n / 64)
+	default: // engine.NoATM: as it is
 	}
 	return n
 }
@@ -420,7 +421,7 @@ func TestRandomMemory(t *testing.T) {
 			}
 		}
 		b.checkSums()
-		if limit := b.st.MemoryLimit; uint64(b.st.MemoryUsed) > uint64(limit)+uint64(b.largest) {
+		if limit := b.st.MemoryLimit; b.st.MemoryUsed > limit+uint64(b.largest) {
 			t.Errorf("%d bytes of memory used at a limit of %d", b.st.MemoryUsed, limit)
 		}
 		if b.dropped == 0 {

@@ -161,8 +161,9 @@ func (r *tinRow) append(b []byte, t *TinStats) []byte {
 		return appendTime(b, time.Duration(v))
 	case cellSize:
 		return appendSize(b, v)
+	default:
+		return strconv.AppendUint(b, v, 10)
 	}
-	return strconv.AppendUint(b, v, 10)
 }
 
 // tinRows are the lines of the table in tc's order.

@@ -311,7 +311,7 @@ func appendG3(b []byte, v uint64, places int) []byte {
 		}
 	}
 	if q == 1000 {
-		q, unit = 100, unit*10
+		q = 100
 		digits++
 	}
 	for digits < 3 { // fewer digits than asked for: pad the number, not the value

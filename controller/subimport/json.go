@@ -55,9 +55,8 @@ func parseJSON(text string) File {
 	p := parser{seen: map[string]int{}}
 	if err := p.parseJSON(text); err != nil {
 		p.file.Broken = true
-		var syntax *json.SyntaxError
 		line := 0
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 			line = lineOf(text, syntax.Offset)
 		}
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {

@@ -253,9 +253,9 @@ func checkConservation(t *testing.T, w enginetest.Workload, n int, s *engine.Sch
 	}
 	var packets, backlog, marks uint64
 	for _, tin := range st.Tins[:st.NumTins] {
-		packets += uint64(tin.Packets)
-		backlog += uint64(tin.BacklogBytes)
-		marks += uint64(tin.Marks)
+		packets += tin.Packets
+		backlog += tin.BacklogBytes
+		marks += tin.Marks
 	}
 	for _, c := range []struct {
 		what      string

@@ -55,7 +55,7 @@ func TestRouter(t *testing.T) {
 				return
 			}
 			defer conn.Close()
-			io.Copy(io.Discard, conn)
+			_, _ = io.Copy(io.Discard, conn) // until the far end closes
 			h, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
 			peer <- h
 		}()

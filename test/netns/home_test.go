@@ -110,6 +110,13 @@ func start(t testing.TB, n *testnet.Namespace, spec traffic.Spec, rec *traffic.R
 	return p
 }
 
+func stop(t testing.TB, p *traffic.Process) {
+	t.Helper()
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // link is diffserv4 with an ACK filter for upload: the acknowledgements of
 // 115 Mbit/s would fill a good part of 12.
 func link(down, up engine.BitsPerSecond) plan.Link {

@@ -32,7 +32,7 @@ func agentChild() bool {
 	if err == nil {
 		if _, err = d.Apply(context.Background(), link(20*mbit, 5*mbit)); err == nil {
 			fmt.Println("ready")
-			io.Copy(io.Discard, os.Stdin)
+			_, _ = io.Copy(io.Discard, os.Stdin)
 		}
 		err = errors.Join(err, d.Close())
 	}
@@ -65,7 +65,7 @@ func (h *home) startAgent(t *testing.T) *agent {
 	if err := h.router.Start(cmd); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != "ready\n" {
 		t.Fatalf("the shaping process says %q, error %v", line, err)
 	}
@@ -158,7 +158,7 @@ func TestKill(t *testing.T) {
 	if err := a.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	a.cmd.Wait()
+	_ = a.cmd.Wait() // killed
 	time.Sleep(3 * time.Second)
 	to := time.Now()
 	// Away from the kill by more than the readings are apart.

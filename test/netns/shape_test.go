@@ -182,8 +182,8 @@ func TestHosts(t *testing.T) {
 		if share < 0.45 || share > 0.55 {
 			t.Errorf("up %v: the host with one flow gets %.1f %%, want 45 to 55 %%", up, 100*share)
 		}
-		a.Stop()
-		b.Stop()
+		stop(t, a)
+		stop(t, b)
 	}
 	wantCounters(t, d)
 }
@@ -210,7 +210,7 @@ func TestLatency(t *testing.T) {
 		time.Sleep(6 * time.Second)
 		to := time.Now()
 		time.Sleep(time.Second)
-		p.Stop()
+		stop(t, p)
 		l := rec.Latency(from, to, name)
 		t.Logf("%s: %+v", name, l)
 		return l

@@ -50,7 +50,7 @@ func (h *home) exchange(t *testing.T, far netip.AddrPort) {
 			if err != nil {
 				return
 			}
-			listener.WriteTo(b[:n], from)
+			_, _ = listener.WriteTo(b[:n], from) // the client counts what comes back
 		}
 	}()
 	const want = 20
@@ -64,7 +64,9 @@ func (h *home) exchange(t *testing.T, far netip.AddrPort) {
 			time.Sleep(10 * time.Millisecond) // refused, while the neighbour is not known
 			continue
 		}
-		client.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+		if err := client.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+			t.Fatal(err)
+		}
 		if _, err := client.Read(b); err == nil {
 			got++
 		}

@@ -40,7 +40,7 @@ const (
 const (
 	subsysQueue = 3 << 8
 
-	msgPacket       = subsysQueue | 0
+	msgPacket       = subsysQueue
 	msgVerdict      = subsysQueue | 1
 	msgConfig       = subsysQueue | 2
 	msgVerdictBatch = subsysQueue | 3
@@ -385,7 +385,7 @@ func (q *Queue) Wait(d time.Duration, packets bool) error {
 	}
 	if fds[0].Revents != 0 {
 		var b [8]byte
-		unix.Read(q.wake, b[:]) // nothing to read is fine too
+		_, _ = unix.Read(q.wake, b[:]) // nothing to read is fine too
 	}
 	return nil
 }
@@ -394,7 +394,7 @@ func (q *Queue) Wait(d time.Duration, packets bool) error {
 func (q *Queue) Wake() {
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
-	unix.Write(q.wake, one[:]) // it only fails when a wake is pending already
+	_, _ = unix.Write(q.wake, one[:]) // it only fails when a wake is pending already
 }
 
 // Counters returns the counters; only the goroutine that owns q may ask.

@@ -14,7 +14,7 @@ const (
 	msgBatchBegin = 0x10
 	msgBatchEnd   = 0x11
 
-	msgNewTable = subsysNFTables<<8 | 0
+	msgNewTable = subsysNFTables << 8
 	msgDelTable = subsysNFTables<<8 | 2
 	msgNewChain = subsysNFTables<<8 | 3
 	msgNewRule  = subsysNFTables<<8 | 6

@@ -436,7 +436,7 @@ func TestAllocations(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if n := testing.AllocsPerRun(2000, func() { l.serve() }); n != 0 {
+		if n := testing.AllocsPerRun(2000, func() { _, _ = l.serve() }); n != 0 {
 			t.Errorf("at %s %v allocations in a batch, want 0", rate, n)
 		}
 	}

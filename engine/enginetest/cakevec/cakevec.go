@@ -460,8 +460,9 @@ func (p *player) tins() int {
 		return 3
 	case engine.Diffserv4:
 		return 4
+	default:
+		return 8
 	}
-	return 8
 }
 
 func (p *player) change(fields []string) error {

@@ -2,6 +2,7 @@ package cakevec
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -117,14 +118,12 @@ func (p *player) tinInternals(tin int) map[string]any {
 		}
 	}
 	t := &in.Tins[tin]
-	for k, v := range map[string]any{
+	maps.Copy(have, map[string]any{
 		"tin": tin, "av_ns": t.AvgDelay, "pk_ns": t.PeakDelay, "sp_ns": t.BaseDelay,
 		"sparse": t.Sparse, "bulk": t.Bulk, "decaying": t.Decaying, "deficit": t.Deficit, "tin_quantum": t.Quantum,
 		"time_next": t.TimeNext, "rate_ns": t.RateNS, "rate_shft": t.RateShift,
 		"target_ns": t.Target, "interval_ns": t.Interval, "mtu_time_ns": t.MTUTime,
-	} {
-		have[k] = v
-	}
+	})
 	return have
 }
 

@@ -18,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -95,8 +96,8 @@ func run() error {
 func measure(name string, l plan.Link) (err error) {
 	var closers []func() error
 	defer func() {
-		for i := len(closers) - 1; i >= 0; i-- {
-			err = errors.Join(err, closers[i]())
+		for _, c := range slices.Backward(closers) {
+			err = errors.Join(err, c())
 		}
 	}()
 	var ns [3]*testnet.Namespace
