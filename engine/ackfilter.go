@@ -195,14 +195,6 @@ func (c *ackInfo) redundant(p *ackInfo) bool {
 	return sack > 0 || sack == 0 && c.ack != p.ack
 }
 
-// sameFlow compares the 5-tuples. Ports first: they differ most.
-func (a *ackInfo) sameFlow(p *ackInfo) bool {
-	if a.ports != p.ports || a.family != p.family || a.addr[0] != p.addr[0] || a.addr[1] != p.addr[1] {
-		return false
-	}
-	return a.family == 4 || a.addr == p.addr
-}
-
 // filterAcks takes one packet out of f that its last packet makes redundant,
 // and returns its index, 0 for none. The victim is the redundant ACK nearest
 // to the head, and goes only if there is a second one; or, when aggressive, if

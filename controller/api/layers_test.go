@@ -177,11 +177,11 @@ func TestFleet019_FieldsShowTheirOwner(t *testing.T) {
 	_, err = subs.SetOverride(t.Context(), &pb.SetOverrideRequest{Id: "1", Clear: []string{"up.rate"}})
 	noError(t, err)
 	is("one field cleared", map[string]string{"down.rate": "90Mbit by billing", "up.rate": "9Mbit by billing", "down.tins": "besteffort by override"})
-	resp, err := subs.SetOverride(t.Context(), &pb.SetOverrideRequest{Id: "1", ClearAll: true})
+	_, err = subs.SetOverride(t.Context(), &pb.SetOverrideRequest{Id: "1", ClearAll: true})
 	noError(t, err)
 	importWith(t, subs, "id,plan,down,up\n1,gold,,\n", &pb.ImportSubscribersRequest{})
 	is("all cleared", map[string]string{"down.rate": "100Mbit by plan", "up.rate": "10Mbit by plan"})
-	if resp, err = subs.SetOverride(t.Context(), &pb.SetOverrideRequest{Id: "1", ClearAll: true}); err != nil || resp.GetChanged() {
+	if resp, err := subs.SetOverride(t.Context(), &pb.SetOverrideRequest{Id: "1", ClearAll: true}); err != nil || resp.GetChanged() {
 		t.Errorf("clearing nothing changed something: %v", err)
 	}
 }

@@ -16,8 +16,7 @@ func random(r *rand.Rand) plan.Link {
 	var l plan.Link
 	for _, c := range []any{&l.Down, &l.Up} {
 		v := reflect.ValueOf(c).Elem()
-		for i := range v.NumField() {
-			f := v.Field(i)
+		for _, f := range v.Fields() {
 			switch {
 			case f.Kind() == reflect.Bool:
 				f.SetBool(r.IntN(2) == 0)
