@@ -11,11 +11,11 @@ import (
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
 
-// rates returns the revisions of a plan and the rate of each in Mbit/s, newest
+// rates returns the revisions of plan gold and the rate of each in Mbit/s, newest
 // first.
-func rates(t *testing.T, plans pb.PlanServiceClient, name string) (revisions []int64, down []uint64) {
+func rates(t *testing.T, plans pb.PlanServiceClient) (revisions []int64, down []uint64) {
 	t.Helper()
-	resp, err := plans.ListPlanRevisions(t.Context(), &pb.ListPlanRevisionsRequest{Name: name})
+	resp, err := plans.ListPlanRevisions(t.Context(), &pb.ListPlanRevisionsRequest{Name: "gold"})
 	noError(t, err)
 	for _, p := range resp.GetRevisions() {
 		revisions, down = append(revisions, p.GetRevision()), append(down, p.GetLink().GetDown().GetRateBps()/1_000_000)
@@ -33,18 +33,18 @@ func TestFleet038_RollbackIsANewRevision(t *testing.T) {
 		noError(t, err)
 	}
 	f.setRouter("home-1", "gold")
-	revisions, _ := rates(t, plans, "gold")
+	revisions, _ := rates(t, plans)
 	first := revisions[len(revisions)-1]
 	dry, err := plans.RollbackPlan(t.Context(), &pb.RollbackPlanRequest{Name: "gold", ToRevision: first, ValidateOnly: true})
 	noError(t, err)
-	if after, _ := rates(t, plans, "gold"); !dry.GetChanged() || dry.GetAffectedRouters() != 1 || len(after) != 3 {
+	if after, _ := rates(t, plans); !dry.GetChanged() || dry.GetAffectedRouters() != 1 || len(after) != 3 {
 		t.Errorf("dry run: %v, %d revisions", dry, len(after))
 	}
 	_, err = plans.RollbackPlan(t.Context(), &pb.RollbackPlanRequest{Name: "gold", ToRevision: first, Revision: revisions[1]})
 	wantReason(t, err, "Aborted CONFLICT")
 	resp, err := plans.RollbackPlan(t.Context(), &pb.RollbackPlanRequest{Name: "gold", ToRevision: first, Revision: revisions[0]})
 	noError(t, err)
-	after, down := rates(t, plans, "gold")
+	after, down := rates(t, plans)
 	if len(down) != 4 || down[0] != 100 || down[1] != 300 || down[2] != 200 || down[3] != 100 {
 		t.Errorf("history is %v", down)
 	}
@@ -63,7 +63,7 @@ func TestFleet038_RollbackIsANewRevision(t *testing.T) {
 	noError(t, err)
 	_, err = plans.RollbackPlan(t.Context(), &pb.RollbackPlanRequest{Name: "gold", ToRevision: revisions[1]})
 	noError(t, err)
-	if _, down := rates(t, plans, "gold"); down[0] != 200 {
+	if _, down := rates(t, plans); down[0] != 200 {
 		t.Errorf("history is %v after the plan came back", down)
 	}
 }
@@ -98,7 +98,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 	_, err := s.PutPlan(t.Context(), storetest.Plan("gold-2", 1, 1), store.Any)
 	noError(t, err)
-	if _, down := rates(t, plans, "gold"); len(down) != 100 || down[0] != 120 || down[99] != 21 {
+	if _, down := rates(t, plans); len(down) != 100 || down[0] != 120 || down[99] != 21 {
 		t.Errorf("%d revisions, %v", len(down), down)
 	}
 }

@@ -175,9 +175,9 @@ func (p *parser) member(line int, raw json.RawMessage) {
 
 // memberError says in our words why an object is no subscriber.
 func memberError(err error) string {
-	var e *json.UnmarshalTypeError
+	e, ok := errors.AsType[*json.UnmarshalTypeError](err)
 	switch {
-	case !errors.As(err, &e):
+	case !ok:
 		return strings.TrimPrefix(err.Error(), "json: ")
 	case e.Field == "":
 		return fmt.Sprintf("a subscriber is an object with id, plan and labels, not a %s", e.Value)

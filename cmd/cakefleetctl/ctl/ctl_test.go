@@ -122,6 +122,30 @@ func TestGolden(t *testing.T) {
 		{"token-create", []string{"token", "create", "--router", "home-9", "--subscriber", "10001"}, nil},
 		{"token-list", []string{"token", "list"}, nil},
 		{"token-delete", []string{"token", "delete", "abcdefghij"}, nil},
+		{"override-set", []string{"override", "set", "10001", "--up", "20mbit", "--set", "down.tins=besteffort"}, nil},
+		{"override-clear", []string{"override", "clear", "10001", "up.rate"}, nil},
+		{"boost", []string{"boost", "10001", "--down", "300mbit", "--for", "2h"}, nil},
+		{"boost-end", []string{"boost", "10001", "--end"}, nil},
+		{"suspend-without-policy", []string{"suspend", "10001"}, nil},
+		{"suspend", []string{"suspend", "10001", "--policy", "tarpit"}, nil},
+		{"resume", []string{"resume", "10001"}, nil},
+		{"subscriber-get-layers", []string{"subscriber", "get", "10001"}, func(f *fleet) {
+			f.subscribers[0].Layers = &pb.Layers{
+				Billing: map[string]string{"down.rate": "90Mbit"}, Override: map[string]string{"up.rate": "20Mbit", "up.tins": "besteffort"},
+				Boost: map[string]string{"down.rate": "300Mbit"}, BoostEnd: before(-time.Hour), Suspension: "slow", BillingSuspension: "tarpit",
+			}
+		}},
+		{"router-show-layers", []string{"router", "show", "home-1"}, func(f *fleet) {
+			f.routers[0].Desired.Fields = []*pb.OwnedField{{Field: "down.rate", Value: "300Mbit", Owner: "boost"}, {Field: "up.tins", Value: "besteffort", Owner: "override"}}
+			f.routers[0].Desired.Changes = before(-time.Hour)
+		}},
+		{"plan-history", []string{"plan", "history", "gold"}, nil},
+		{"plan-diff", []string{"plan", "diff", "gold@7", "gold@9"}, nil},
+		{"plan-diff-json", []string{"plan", "diff", "gold@7", "gold@9", "-o", "json"}, nil},
+		{"plan-diff-unknown", []string{"plan", "diff", "gold@7", "gold@8"}, nil},
+		{"plan-rollback", []string{"plan", "rollback", "gold", "--to", "7"}, nil},
+		{"plan-rollback-dry-run", []string{"plan", "rollback", "gold", "--to", "7", "--dry-run"}, nil},
+		{"plan-rollback-unknown", []string{"plan", "rollback", "gold", "--to", "8"}, nil},
 		{"stats", []string{"stats", "home-1"}, nil},
 		{"stats-silent", []string{"stats", "home-4"}, nil},
 		{"stats-by-plan", []string{"stats", "--by", "plan"}, nil},
@@ -164,6 +188,15 @@ func TestRefusedWithoutController(t *testing.T) {
 		code int
 		want string
 	}{
+		{[]string{"override", "set", "1"}, 2, "say what to set"},
+		{[]string{"override", "set", "1", "--down", "0"}, 2, "down.rate: rate \"0\": zero, say unlimited"},
+		{[]string{"override", "set", "1", "--set", "up.speed=1"}, 2, "field \"up.speed\" is unknown"},
+		{[]string{"override", "clear", "1", "rate"}, 2, "field \"rate\" is unknown"},
+		{[]string{"boost", "1", "--down", "1gbit"}, 2, "say for how long"},
+		{[]string{"boost", "1", "--for", "1h"}, 2, "say what to set"},
+		{[]string{"suspend", "1", "--policy", "Slow"}, 2, "--policy: plan name \"Slow\""},
+		{[]string{"plan", "rollback", "g"}, 2, "say which revision"},
+		{[]string{"subscriber", "import", "x.csv", "--mass-change", "0"}, 2, "--mass-change 0"},
 		{[]string{"plan", "set", "g", "--down", "0", "--up", "1mbit"}, 2, "--down: rate \"0\": zero, say unlimited"},
 		{[]string{"plan", "set", "g", "--down", "-5mbit", "--up", "1mbit"}, 2, "--down: rate \"-5mbit\":"},
 		{[]string{"plan", "set", "g", "--down", "NaN", "--up", "1mbit"}, 2, "--down: rate \"NaN\":"},
@@ -269,6 +302,19 @@ func TestImport(t *testing.T) {
 		t.Errorf("dry run: %+v", got)
 	}
 
+	f.importing = &pb.ImportSubscribersResponse{Changed: 90, Unchanged: 10, Held: "90 of 100 subscribers would be changed"}
+	got = run(t, env, "subscriber", "import", file, "--mass-change", "30", "--keep-going")
+	if want := "HELD, nothing is stored: 90 of 100 subscribers would be changed; if it is meant, say --allow-mass-change\n"; got.code != 1 || !strings.HasSuffix(got.stdout, want) {
+		t.Errorf("held import: %+v", got)
+	}
+	if f.imported.MassChangePercent != 30 || !f.imported.KeepGoing || f.imported.AllowMassChange {
+		t.Errorf("the controller got %+v", f.imported)
+	}
+	f.importing = &pb.ImportSubscribersResponse{Added: 2, Applied: true, Errors: []*pb.ImportError{{Line: 3, Message: "line has 2 columns, the first line has 3"}}}
+	got = run(t, env, "subscriber", "import", file, "--keep-going", "--allow-mass-change")
+	if want := "1 bad line left out\nand 2 more changes\n2 added, 0 changed, 0 removed, 0 unchanged: stored\n"; got.code != 1 || !strings.HasSuffix(got.stdout, want) || !f.imported.AllowMassChange {
+		t.Errorf("import past bad lines: %+v", got)
+	}
 	f.importing = &pb.ImportSubscribersResponse{Errors: []*pb.ImportError{{Line: 3, Column: "plan", Message: "plan \"goldd\" does not exist"}, {Line: 9, Message: "2 fields, need 3"}}}
 	got = run(t, env, "subscriber", "import", file)
 	want = file + ":3: plan: plan \"goldd\" does not exist\n" + file + ":9: 2 fields, need 3\n2 bad lines; nothing is stored\n"
