@@ -2,10 +2,10 @@ package kernel
 
 import (
 	"bytes"
+	"embed"
 	"encoding/hex"
 	"fmt"
-	"os"
-	"path/filepath"
+	"io/fs"
 	"strings"
 	"testing"
 
@@ -18,6 +18,10 @@ import (
 
 // testdata has messages about qdiscs as Linux 6.1 on a big-endian 32-bit MIPS
 // gave them, and what tc(8) showed of the same: NAME.hex, NAME.txt, NAME.json.
+// It is in the test's binary, because the lab has nothing else.
+//
+//go:embed testdata/*.hex testdata/*.txt testdata/*.json
+var testdata embed.FS
 
 // listing is the qdisc as tc -s and tc -j -s show it.
 func listing(q qdisc) (text, json string) {
@@ -31,13 +35,13 @@ func listing(q qdisc) (text, json string) {
 // recordings returns the messages in testdata by name.
 func recordings(tb testing.TB) map[string][]byte {
 	tb.Helper()
-	files, err := filepath.Glob("testdata/*.hex")
+	files, err := fs.Glob(testdata, "testdata/*.hex")
 	if err != nil || len(files) < 5 {
 		tb.Fatalf("%d recordings: %v", len(files), err)
 	}
 	all := make(map[string][]byte, len(files))
 	for _, f := range files {
-		text, err := os.ReadFile(f)
+		text, err := testdata.ReadFile(f)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -58,7 +62,7 @@ func wantListing(t *testing.T, name string, order nlmsg.Order, body []byte) {
 	}
 	text, json := listing(q)
 	for ext, got := range map[string]string{".txt": text, ".json": json} {
-		want, err := os.ReadFile(name + ext)
+		want, err := testdata.ReadFile(name + ext)
 		if err != nil {
 			t.Fatal(err)
 		}
