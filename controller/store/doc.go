@@ -21,6 +21,11 @@
 // one compares that its target exists and puts a marker under refs/; removing
 // a target compares that the marker did not move since the state was read.
 //
+// What doesn't fit one transaction is an import (import.go): it is staged, one
+// key makes all of it count, and it is rolled forward afterwards by whoever
+// lives. Until then, writes of subscribers and references to them wait; reads,
+// changes of plans and routers without a subscriber go on.
+//
 // # Concurrency
 //
 // All methods may be called from any goroutine. OnChange functions are called
