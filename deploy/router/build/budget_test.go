@@ -22,7 +22,7 @@ const (
 // TestBudget builds the agent for the smallest router and weighs it.
 func TestBudget(t *testing.T) {
 	dir := t.TempDir()
-	if err := run(dir, "budget", []string{"mips"}); err != nil {
+	if err := run(dir, "budget", agentPackage, true, []string{"mips"}); err != nil {
 		t.Fatal(err)
 	}
 	agent := filepath.Join(dir, "cakefleet-agent-mips")

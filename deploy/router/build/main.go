@@ -23,6 +23,8 @@ import (
 // look-up, and gRPC's trace pages (2.6 MB with the templates they bring).
 const tags = "grpcnotrace,osusergo,netgo"
 
+const agentPackage = module + "/cmd/cakefleet-agent"
+
 // architectures are GOARCH values with what else the compiler is told.
 var architectures = map[string][]string{
 	"mips":     {"GOMIPS=softfloat"},
@@ -55,18 +57,20 @@ const module = "github.com/cakefleet/cakefleet"
 func main() {
 	out := flag.String("out", "bin/router", "`directory` for the binaries")
 	version := flag.String("version", "devel", "`version` to report")
+	pkg := flag.String("package", agentPackage, "`package` to build, for the lab's programs")
+	mend := flag.Bool("mend", true, "mend Go's runtime; the lab shows what is without")
 	flag.Parse()
 	archs := flag.Args()
 	if len(archs) == 0 {
 		archs = []string{"mips", "mipsle", "mips64", "mips64le", "arm", "arm64", "amd64"}
 	}
-	if err := run(*out, *version, archs); err != nil {
+	if err := run(*out, *version, *pkg, *mend, archs); err != nil {
 		fmt.Fprintln(os.Stderr, "build:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out, version string, archs []string) (err error) {
+func run(out, version, pkg string, mend bool, archs []string) (err error) {
 	for _, arch := range archs {
 		if _, ok := architectures[arch]; !ok {
 			return fmt.Errorf("architecture %q: not one that the agent is built for", arch)
@@ -88,9 +92,12 @@ func run(out, version string, archs []string) (err error) {
 	if err != nil {
 		return err
 	}
+	if !mend {
+		overlay = ""
+	}
 	for _, arch := range archs {
-		path := filepath.Join(out, "cakefleet-agent-"+arch)
-		if err := build(path, version, arch, overlay); err != nil {
+		path := filepath.Join(out, filepath.Base(pkg)+"-"+arch)
+		if err := build(path, version, pkg, arch, overlay); err != nil {
 			return err
 		}
 		info, err := os.Stat(path)
@@ -102,19 +109,19 @@ func run(out, version string, archs []string) (err error) {
 	return nil
 }
 
-func build(path, version, arch, overlay string) error {
+func build(path, version, pkg, arch, overlay string) error {
 	args := []string{
 		"build", "-trimpath", "-tags", tags,
 		"-ldflags", fmt.Sprintf("-s -w -X main.version=%s -X main.built=%d", version, buildTime().Unix()),
 		"-o", path,
 	}
-	if strings.HasPrefix(arch, "mips") {
+	if strings.HasPrefix(arch, "mips") && overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
 	for _, pkg := range small {
 		args = append(args, "-gcflags="+pkg+"=-l")
 	}
-	cmd := exec.Command("go", append(args, module+"/cmd/cakefleet-agent")...)
+	cmd := exec.Command("go", append(args, pkg)...)
 	cmd.Env = slices.Concat(os.Environ(), []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + arch}, architectures[arch])
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Run(); err != nil {

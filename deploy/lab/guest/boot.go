@@ -1,0 +1,89 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cakefleet/cakefleet/deploy/lab/row"
+)
+
+// self is this program's file in the machine.
+const self = "/init"
+
+// boot is the first process: it does what /etc/order.json says, prints the
+// result on the console, and ends the machine.
+func boot() {
+	// The process that ends would take the kernel with it.
+	defer func() {
+		fmt.Println(row.EndPrefix)
+		time.Sleep(50 * time.Millisecond) // the console is slow
+		unix.Sync()
+		// QEMU's Malta can't be switched off, but it ends on a restart.
+		_ = unix.Reboot(unix.LINUX_REBOOT_CMD_RESTART)
+	}()
+	defer func() {
+		if r := recover(); r != nil {
+			fmt.Printf("%sthe lab's first process: %v\n", row.FailPrefix, r)
+		}
+	}()
+	result, err := perform()
+	if err != nil {
+		fmt.Printf("%s%v\n", row.FailPrefix, err)
+		return
+	}
+	b, err := json.Marshal(result)
+	if err != nil {
+		fmt.Printf("%s%v\n", row.FailPrefix, err)
+		return
+	}
+	fmt.Printf("%s%s\n", row.ResultPrefix, b)
+}
+
+func perform() (*row.Result, error) {
+	if err := mountAll(); err != nil {
+		return nil, err
+	}
+	// QEMU 7.2's timer of this CPU goes round in circles once Linux has not set
+	// it for 25 s: something must always be about to happen.
+	go func() {
+		for range time.Tick(5 * time.Second) {
+		}
+	}()
+	b, err := os.ReadFile("/etc/order.json")
+	if err != nil {
+		return nil, err
+	}
+	var o row.Order
+	if err := json.Unmarshal(b, &o); err != nil {
+		return nil, fmt.Errorf("order: %w", err)
+	}
+	switch o.Kind {
+	case "traffic", "idle":
+		return traffic(o)
+	case "monitor":
+		return monitor()
+	default:
+		return nil, fmt.Errorf("order of kind %q", o.Kind)
+	}
+}
+
+func mountAll() error {
+	var errs []error
+	for _, m := range []struct{ kind, at string }{
+		{"proc", "/proc"}, {"sysfs", "/sys"}, {"devtmpfs", "/dev"}, {"tmpfs", "/tmp"}, {"tmpfs", "/run"},
+	} {
+		err := os.MkdirAll(m.at, 0o755)
+		if err == nil {
+			err = unix.Mount(m.kind, m.at, m.kind, 0, "")
+		}
+		if err != nil && !errors.Is(err, unix.EBUSY) {
+			errs = append(errs, fmt.Errorf("mount %s: %w", m.at, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,32 @@
+// Command lab is "make lab": it boots big-endian MIPS machines whose clocks
+// count instructions, sends traffic through each with another shaper, and
+// prints what it costs them.
+//
+//	go run ./deploy/lab [--all] [--only REGEXP] [--svg FILE]
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	var o options
+	flag.BoolVar(&o.all, "all", false, "every row, not only the essential ones")
+	flag.StringVar(&o.only, "only", "", "only rows whose names match this `regexp`")
+	flag.StringVar(&o.out, "out", "out/lab", "`directory` for the table, the picture and what is built")
+	flag.StringVar(&o.kernel, "kernel", os.Getenv("CAKEFLEET_LAB_KERNEL"), "kernel image `file`, vmlinux or vmlinux.xz (env CAKEFLEET_LAB_KERNEL)")
+	flag.StringVar(&o.plugin, "plugin", "", "QEMU `plugin` with its arguments")
+	flag.BoolVar(&o.verbose, "v", false, "show the machines' consoles")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "lab:", err)
+		os.Exit(1)
+	}
+}
