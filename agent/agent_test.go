@@ -64,6 +64,20 @@ func (r *router) startOn(plane *dataplanetest.Fake) {
 	r.t.Helper()
 	r.plane = plane
 	r.cfg.Dataplane = plane
+	r.run()
+}
+
+// startWith is start with a configuration that is changed before.
+func (r *router) startWith(change func(*agent.Config, *dataplanetest.Fake)) {
+	r.t.Helper()
+	r.plane = &dataplanetest.Fake{}
+	r.cfg.Dataplane = r.plane
+	change(&r.cfg, r.plane)
+	r.run()
+}
+
+func (r *router) run() {
+	r.t.Helper()
 	a, err := agent.New(r.cfg)
 	if err != nil {
 		r.t.Fatal(err)

@@ -420,6 +420,7 @@ func (r *runner) publish() {
 		AppliedHash: r.life.running.desired.Hash,
 		Effective:   r.effective,
 		Conditions:  r.conditions(),
+		Dataplane:   r.cfg.DataplaneName(),
 	}
 	if r.broken != nil {
 		st.Effective = nil // it is not known

@@ -44,7 +44,7 @@ type Hello struct {
 	Capabilities                     []string
 }
 
-// Config is what a session needs. All fields but Logger and Jitter are needed.
+// Config is what a session needs. All fields but Logger, Jitter and Clock are needed.
 type Config struct {
 	Address string // host:port of the controller
 	TLS     *tls.Config
@@ -57,6 +57,7 @@ type Config struct {
 	Report  func() *plan.Report   // makes a report; what it refers to stays as it is until the next call
 	Deliver func(Push)            // gets every push; must not block
 	Reached func(since time.Time) // the controller answered something that was said after since; must not block
+	Clock   func(time.Time)       // gets the controller's wall clock; must not block
 	// Handshake is told of every TLS handshake that ended in an error; true
 	// means that trying again at once makes sense.
 	Handshake func(error) bool
@@ -69,6 +70,11 @@ type Session struct {
 	open    func(context.Context) (lived time.Duration, err error) // one whole stream; tests replace it
 	stream  uint64                                                 // counts streams, from 1
 	retry   atomic.Bool                                            // Handshake asked for another try
+
+	// Of the stream: the newest report, and how many differences were sent
+	// since one that was whole.
+	sent        *pb.Report
+	differences int
 }
 
 // Times of one stream.
@@ -78,6 +84,10 @@ const (
 	helloTimeout          = 30 * time.Second // until the controller's first message
 	probeTimeout          = 5 * time.Second
 	goodAfter             = 10 * time.Second // a stream that lived this long resets the back-off
+
+	// wholeEvery is how often a report is whole even for a controller that takes
+	// differences: one that could not use a report can't use what builds on it.
+	wholeEvery = 60
 )
 
 // New returns a session that is not connected yet.
@@ -87,6 +97,9 @@ func New(cfg Config) *Session {
 	}
 	if cfg.Jitter == nil {
 		cfg.Jitter = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = func(time.Time) {}
 	}
 	s := &Session{cfg: cfg, backoff: backoff{random: cfg.Jitter}}
 	s.open = s.connect
@@ -119,6 +132,7 @@ func (s *Session) Run(ctx context.Context) error {
 // connect has one stream from beginning to end. It always returns an error.
 func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) {
 	s.stream++
+	s.sent = nil
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	conn, err := dial(s.cfg.Address, s.cfg.TLS, func(err error) {
@@ -152,11 +166,11 @@ func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) 
 	s.cfg.Logger.Info("session began", "controller", s.cfg.Address, "stream", s.stream)
 	s.cfg.Reached(began)
 
-	interval := make(chan time.Duration, 1) // the newest report interval; replaced when unread
-	received := make(chan struct{})         // closed when ended is set
+	settings := make(chan *pb.Settings, 1) // the newest; replaced when unread
+	received := make(chan struct{})        // closed when ended is set
 	var ended error
-	go func() { defer close(received); ended = s.receive(stream, first, interval) }()
-	err = s.send(ctx, conn, stream, interval, received)
+	go func() { defer close(received); ended = s.receive(stream, first, settings) }()
+	err = s.send(ctx, conn, stream, settings, received)
 	if err == nil || errors.Is(err, io.EOF) {
 		// The stream ended, and only its receiver learns why. Nobody else may
 		// ask: a stream has one receiver.
@@ -194,14 +208,15 @@ func (s *Session) hello(stream pb.SessionService_ConnectClient) error {
 }
 
 // receive hands on what comes until the stream ends. It is the only receiver.
-func (s *Session) receive(stream pb.SessionService_ConnectClient, m *pb.ConnectResponse, interval chan time.Duration) error {
+func (s *Session) receive(stream pb.SessionService_ConnectClient, m *pb.ConnectResponse, settings chan *pb.Settings) error {
 	for {
 		switch arm := m.GetMessage().(type) {
 		case *pb.ConnectResponse_Desired:
 			s.cfg.Deliver(s.push(arm.Desired))
 		case *pb.ConnectResponse_Settings:
-			if d := arm.Settings.GetReportInterval().AsDuration(); d > 0 {
-				replace(interval, d)
+			replace(settings, arm.Settings)
+			if c := arm.Settings.GetClock(); c != nil {
+				s.cfg.Clock(c.AsTime())
 			}
 		default: // of a later version
 		}
@@ -232,8 +247,8 @@ func (s *Session) push(m *pb.Desired) Push {
 // send sends what is due until the stream ends, which is io.EOF or nil. It is
 // the only sender; when the controller is slow it waits here, and the outbox
 // keeps only the newest.
-func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, interval <-chan time.Duration, received <-chan struct{}) error {
-	every := defaultReportInterval
+func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, settings <-chan *pb.Settings, received <-chan struct{}) error {
+	every, differences := defaultReportInterval, false
 	due := time.NewTimer(jittered(s.cfg.Jitter, every))
 	defer due.Stop()
 	for {
@@ -242,20 +257,24 @@ func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.Ses
 			return context.Cause(ctx)
 		case <-received:
 			return nil
-		case every = <-interval:
-			due.Reset(jittered(s.cfg.Jitter, every)) // spread over the fleet
+		case set := <-settings:
+			differences = set.GetDifferences()
+			if d := set.GetReportInterval().AsDuration(); d > 0 {
+				every = d
+				due.Reset(jittered(s.cfg.Jitter, every)) // spread over the fleet
+			}
 		case <-due.C:
 			due.Reset(every)
 			s.cfg.Outbox.PutReport()
 		case <-s.cfg.Outbox.Ready():
-			if err := s.sendWork(ctx, conn, stream); err != nil {
+			if err := s.sendWork(ctx, conn, stream, differences); err != nil {
 				return cause(ctx, err)
 			}
 		}
 	}
 }
 
-func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient) error {
+func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, differences bool) error {
 	w := s.cfg.Outbox.Take(s.stream)
 	if w.Status != nil {
 		if err := s.sendStatus(stream, w.Status, w.Nonce); err != nil {
@@ -263,7 +282,7 @@ func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb
 		}
 	}
 	if w.Report {
-		report := wire.FromReport(s.cfg.Report())
+		report := s.report(differences)
 		if err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Report{Report: report}}); err != nil {
 			return err
 		}
@@ -272,6 +291,18 @@ func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb
 		return s.probe(ctx, conn)
 	}
 	return nil
+}
+
+// report returns the next report, as a difference if it may be one.
+func (s *Session) report(differences bool) *pb.Report {
+	before, whole := s.sent, wire.FromReport(s.cfg.Report())
+	s.sent = whole
+	if !differences || before == nil || s.differences+1 >= wholeEvery {
+		s.differences = 0
+		return whole
+	}
+	s.differences++
+	return wire.Difference(whole, before)
 }
 
 func (s *Session) sendStatus(stream pb.SessionService_ConnectClient, st *plan.Status, nonce uint64) error {

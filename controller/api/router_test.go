@@ -138,13 +138,18 @@ func TestTelemetry(t *testing.T) {
 	}
 
 	a := f.connect("home-1", &pb.Hello{AppliedHash: gold.Hash(), EffectiveHash: gold.Hash()})
-	var sent *pb.Report
+	var sent, before *pb.Report
 	for i := range uint64(2) {
 		sent = wire.FromReport(&plan.Report{
 			Sequence: i + 1, BootID: "boot-1", Uptime: time.Duration(i+1) * time.Second, Down: stats(1000 * (i + 1)), Up: stats(10 * (i + 1)),
 			Agent: plan.AgentStats{CPUTime: time.Second, ResidentBytes: 1 << 20},
 		})
-		a.report(sent)
+		if before == nil {
+			a.report(sent)
+		} else {
+			a.report(wire.Difference(sent, before))
+		}
+		before = sent
 	}
 	var got *pb.GetRouterStatsResponse
 	eventually(t, "second report", func() bool {
@@ -159,7 +164,9 @@ func TestTelemetry(t *testing.T) {
 		t.Errorf("connected %v, received %v", got.GetConnected(), got.GetReceivedTime())
 	}
 
-	// One that is late, or from an earlier life, changes nothing.
+	// One that is late, from an earlier life, or the difference from another
+	// report than the last changes nothing.
+	a.report(wire.Difference(sent, &pb.Report{Sequence: 1, BootId: "boot-1"}))
 	a.report(wire.FromReport(&plan.Report{Sequence: 1, BootID: "boot-1", Uptime: time.Second, Down: stats(1)}))
 	a.report(wire.FromReport(&plan.Report{Sequence: 9, BootID: "boot-0", Uptime: time.Second, Down: stats(1)}))
 	a.report(wire.FromReport(&plan.Report{Sequence: 3, BootID: "boot-1", Uptime: 3 * time.Second, Down: stats(3000), Up: stats(30)}))

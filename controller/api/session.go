@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/controller/fleet"
 	"github.com/cakefleet/cakefleet/controller/resolve"
@@ -106,7 +107,7 @@ func (s *SessionService) Connect(stream pb.SessionService_ConnectServer) error {
 	session := s.hub.Open(who.Name, hello, peerAddress(stream.Context()), time.Now())
 	defer func() { session.Close(time.Now()) }()
 	r.session <- session
-	settings := &pb.Settings{ReportInterval: durationpb.New(s.interval)}
+	settings := &pb.Settings{ReportInterval: durationpb.New(s.interval), Differences: true, Clock: timestamppb.Now()}
 	if err := stream.Send(&pb.ConnectResponse{Message: &pb.ConnectResponse_Settings{Settings: settings}}); err != nil {
 		return err
 	}
@@ -272,6 +273,17 @@ func (r *receiver) take(session *fleet.Session, m *pb.ConnectRequest, now time.T
 }
 
 func (r *receiver) report(session *fleet.Session, m *pb.Report, now time.Time) error {
+	if m.GetSince() != 0 {
+		before := &pb.Report{}
+		latest, _, _ := r.telemetry.Latest(r.router) // nothing is a report of no boot
+		err := proto.Unmarshal(latest, before)
+		if err != nil {
+			return err
+		}
+		if m, err = wire.Sum(m, before); err != nil {
+			return err
+		}
+	}
 	report, err := wire.ToReport(m)
 	if err != nil {
 		return err
@@ -352,7 +364,7 @@ func readStatus(m *pb.Status) (plan.Status, error) {
 	if err != nil {
 		return plan.Status{}, err
 	}
-	st.Error = printable(st.Error)
+	st.Error, st.Dataplane = printable(st.Error), printable(st.Dataplane)
 	for i, c := range st.Clamps {
 		st.Clamps[i] = plan.Clamp{Field: printable(c.Field), Desired: printable(c.Desired), Effective: printable(c.Effective), Reason: printable(c.Reason)}
 	}

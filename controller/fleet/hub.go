@@ -224,7 +224,13 @@ func (s *Session) Next(now time.Time, d plan.Desired) (p Push, ok bool, wait tim
 // is 0. It returns false if the session has ended and the status counts for
 // nothing.
 func (s *Session) Status(now time.Time, nonce uint64, st plan.Status) bool {
-	if !s.seen(now, func(m *machine) { m.status(now, nonce, st) }) {
+	ok := s.seen(now, func(m *machine) {
+		m.status(now, nonce, st)
+		if st.Dataplane != "" { // its interface came after the hello
+			s.router.hello.Dataplane = st.Dataplane
+		}
+	})
+	if !ok {
 		return false
 	}
 	s.Wake()

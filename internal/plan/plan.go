@@ -246,6 +246,7 @@ type Status struct {
 	Clamps        []Clamp
 	Error         string // why it was refused
 	Conditions    []Condition
+	Dataplane     string // that runs; empty: none was opened yet
 }
 
 // ValidateName checks names of plans, routers and labels: 1 to 63 of a-z, 0-9,

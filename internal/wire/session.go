@@ -21,6 +21,7 @@ func FromStatus(s plan.Status, nonce uint64) *pb.Status {
 		EffectiveHash:   s.EffectiveHash,
 		Effective:       FromLink(s.Effective),
 		Error:           s.Error,
+		Dataplane:       s.Dataplane,
 	}
 	for _, c := range s.Clamps {
 		m.Clamps = append(m.Clamps, &pb.Clamp{Field: c.Field, Desired: c.Desired, Effective: c.Effective, Reason: c.Reason})
@@ -48,6 +49,7 @@ func ToStatus(m *pb.Status) (plan.Status, error) {
 		EffectiveHash: m.GetEffectiveHash(),
 		Effective:     effective,
 		Error:         m.GetError(),
+		Dataplane:     m.GetDataplane(),
 	}
 	for _, c := range m.GetClamps() {
 		s.Clamps = append(s.Clamps, plan.Clamp{Field: c.GetField(), Desired: c.GetDesired(), Effective: c.GetEffective(), Reason: c.GetReason()})

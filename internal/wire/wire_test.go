@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/cakefleet/cakefleet/engine"
@@ -276,6 +277,54 @@ func TestDelaysSaturate(t *testing.T) {
 	m := wire.FromStats(&s).GetTins()[0]
 	if m.GetPeakDelayUs() != 1<<32-1 || m.GetAvgDelayUs() != 0 {
 		t.Errorf("peak %d, average %d", m.GetPeakDelayUs(), m.GetAvgDelayUs())
+	}
+}
+
+// The sum of what Difference gives is the report again, whatever the two are.
+func TestDifference(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	stats := func() *engine.Stats {
+		if r.IntN(8) == 0 {
+			return nil
+		}
+		s := &engine.Stats{Config: engine.DefaultConfig(), SentBytes: r.Uint64(), Qlen: r.Uint32(), MinNetLen: uint16(r.Uint32()), NumTins: 1 + r.IntN(engine.MaxTins)}
+		s.Config.Overhead = int16(r.IntN(300) - 64)
+		for i := range s.Tins[:s.NumTins] {
+			s.Tins[i] = engine.TinStats{Packets: r.Uint64() >> r.IntN(64), BulkFlows: r.Uint32(), PeakDelay: time.Duration(r.Uint32()), Index: uint8(i)}
+			for range r.IntN(5) {
+				s.Tins[i].Sojourn[r.IntN(engine.HistogramBuckets)] = r.Uint64() >> r.IntN(64)
+			}
+		}
+		return s
+	}
+	var before *pb.Report
+	for i := range 150 {
+		m := wire.FromReport(&plan.Report{
+			Sequence: uint64(1 + i), BootID: "a", Uptime: time.Duration(i) * time.Second, Down: stats(), Up: stats(),
+			Agent: plan.AgentStats{CPUTime: time.Duration(r.Uint64() >> 2), ResidentBytes: r.Uint64(), BatchSizeMilli: r.Uint32()},
+		})
+		if before != nil {
+			raw, err := proto.Marshal(wire.Difference(m, before))
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := &pb.Report{}
+			if err := proto.Unmarshal(raw, d); err != nil {
+				t.Fatal(err)
+			}
+			got, err := wire.Sum(d, before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(m, got, protocmp.Transform()); diff != "" {
+				t.Fatalf("report %d:\n%s", i, diff)
+			}
+			d.Since++
+			if _, err := wire.Sum(d, before); err == nil {
+				t.Fatal("the sum with another report gives no error")
+			}
+		}
+		before = m
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
@@ -131,6 +132,7 @@ type Controller struct {
 	Stall chan struct{}
 
 	t      testing.TB
+	cfg    Config
 	server *grpc.Server
 
 	mu       sync.Mutex
@@ -157,6 +159,10 @@ type Config struct {
 	Address   string    // empty: any port
 	Interval  time.Duration
 	Stall     chan struct{}
+	// Differences asks for reports that are differences; Session.Reports has
+	// them as they come.
+	Differences bool
+	Clock       func() time.Time // what the settings say; nil: no time
 }
 
 // Start starts a controller that stops with the test.
@@ -183,6 +189,7 @@ func Start(t testing.TB, cfg Config) *Controller {
 		Sessions:  make(chan *Session, 100),
 		Interval:  cfg.Interval,
 		Stall:     cfg.Stall,
+		cfg:       cfg,
 		t:         t,
 		tokens:    map[string]string{},
 	}
@@ -193,6 +200,10 @@ func Start(t testing.TB, cfg Config) *Controller {
 			ClientCAs:    roots,
 			ClientAuth:   tls.VerifyClientCertIfGiven,
 		})),
+		// Windows that don't grow, as the controller has them: else every report
+		// makes it ask how long the line is.
+		grpc.StaticStreamWindowSize(64<<10),
+		grpc.StaticConnWindowSize(64<<10),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 	)
 	pb.RegisterEnrollmentServiceServer(c.server, c)
@@ -262,7 +273,10 @@ func (c *Controller) Connect(stream pb.SessionService_ConnectServer) error {
 		end:      make(chan error, 1),
 		send:     make(chan *pb.ConnectResponse),
 	}
-	settings := &pb.Settings{ReportInterval: durationpb.New(c.Interval)}
+	settings := &pb.Settings{ReportInterval: durationpb.New(c.Interval), Differences: c.cfg.Differences}
+	if c.cfg.Clock != nil {
+		settings.Clock = timestamppb.New(c.cfg.Clock())
+	}
 	if err := stream.Send(&pb.ConnectResponse{Message: &pb.ConnectResponse_Settings{Settings: settings}}); err != nil {
 		return err
 	}

@@ -515,8 +515,12 @@ type Settings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Time between two reports.
 	ReportInterval *durationpb.Duration `protobuf:"bytes,1,opt,name=report_interval,json=reportInterval,proto3" json:"report_interval,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Whether reports may be differences, see Report.since.
+	Differences bool `protobuf:"varint,2,opt,name=differences,proto3" json:"differences,omitempty"`
+	// The controller's wall clock when it sent this.
+	Clock         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=clock,proto3" json:"clock,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Settings) Reset() {
@@ -552,6 +556,20 @@ func (*Settings) Descriptor() ([]byte, []int) {
 func (x *Settings) GetReportInterval() *durationpb.Duration {
 	if x != nil {
 		return x.ReportInterval
+	}
+	return nil
+}
+
+func (x *Settings) GetDifferences() bool {
+	if x != nil {
+		return x.Differences
+	}
+	return false
+}
+
+func (x *Settings) GetClock() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Clock
 	}
 	return nil
 }
@@ -722,7 +740,9 @@ type Status struct {
 	// Why it was refused, with OUTCOME_REJECTED.
 	Error string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
 	// All conditions, always complete.
-	Conditions    []*Condition `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Conditions []*Condition `protobuf:"bytes,9,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	// The running data plane; empty if none was opened since Hello.
+	Dataplane     string `protobuf:"bytes,10,opt,name=dataplane,proto3" json:"dataplane,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -820,6 +840,13 @@ func (x *Status) GetConditions() []*Condition {
 	return nil
 }
 
+func (x *Status) GetDataplane() string {
+	if x != nil {
+		return x.Dataplane
+	}
+	return ""
+}
+
 var File_cakefleet_v1_session_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_session_proto_rawDesc = "" +
@@ -854,9 +881,11 @@ const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\x04link\x18\x04 \x01(\v2\x12.cakefleet.v1.LinkR\x04link\x12@\n" +
 	"\x0econfirm_within\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\x12>\n" +
 	"\rexpires_after\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\x12&\n" +
-	"\x04then\x18\a \x01(\v2\x12.cakefleet.v1.LinkR\x04then\"N\n" +
+	"\x04then\x18\a \x01(\v2\x12.cakefleet.v1.LinkR\x04then\"\xa2\x01\n" +
 	"\bSettings\x12B\n" +
-	"\x0freport_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\"m\n" +
+	"\x0freport_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12 \n" +
+	"\vdifferences\x18\x02 \x01(\bR\vdifferences\x120\n" +
+	"\x05clock\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05clock\"m\n" +
 	"\x05Clamp\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x18\n" +
 	"\adesired\x18\x02 \x01(\tR\adesired\x12\x1c\n" +
@@ -866,7 +895,7 @@ const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\bR\x06status\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
-	"\amessage\x18\x04 \x01(\tR\amessage\"\xf2\x02\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\x90\x03\n" +
 	"\x06Status\x12\x14\n" +
 	"\x05nonce\x18\x01 \x01(\x04R\x05nonce\x12/\n" +
 	"\aoutcome\x18\x02 \x01(\x0e2\x15.cakefleet.v1.OutcomeR\aoutcome\x12)\n" +
@@ -878,7 +907,9 @@ const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\x05error\x18\b \x01(\tR\x05error\x127\n" +
 	"\n" +
 	"conditions\x18\t \x03(\v2\x17.cakefleet.v1.ConditionR\n" +
-	"conditions*b\n" +
+	"conditions\x12\x1c\n" +
+	"\tdataplane\x18\n" +
+	" \x01(\tR\tdataplane*b\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fOUTCOME_APPLIED\x10\x01\x12\x13\n" +
@@ -929,17 +960,18 @@ var file_cakefleet_v1_session_proto_depIdxs = []int32{
 	12, // 9: cakefleet.v1.Desired.expires_after:type_name -> google.protobuf.Duration
 	11, // 10: cakefleet.v1.Desired.then:type_name -> cakefleet.v1.Link
 	12, // 11: cakefleet.v1.Settings.report_interval:type_name -> google.protobuf.Duration
-	0,  // 12: cakefleet.v1.Status.outcome:type_name -> cakefleet.v1.Outcome
-	11, // 13: cakefleet.v1.Status.effective:type_name -> cakefleet.v1.Link
-	6,  // 14: cakefleet.v1.Status.clamps:type_name -> cakefleet.v1.Clamp
-	7,  // 15: cakefleet.v1.Status.conditions:type_name -> cakefleet.v1.Condition
-	1,  // 16: cakefleet.v1.SessionService.Connect:input_type -> cakefleet.v1.ConnectRequest
-	2,  // 17: cakefleet.v1.SessionService.Connect:output_type -> cakefleet.v1.ConnectResponse
-	17, // [17:18] is the sub-list for method output_type
-	16, // [16:17] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	10, // 12: cakefleet.v1.Settings.clock:type_name -> google.protobuf.Timestamp
+	0,  // 13: cakefleet.v1.Status.outcome:type_name -> cakefleet.v1.Outcome
+	11, // 14: cakefleet.v1.Status.effective:type_name -> cakefleet.v1.Link
+	6,  // 15: cakefleet.v1.Status.clamps:type_name -> cakefleet.v1.Clamp
+	7,  // 16: cakefleet.v1.Status.conditions:type_name -> cakefleet.v1.Condition
+	1,  // 17: cakefleet.v1.SessionService.Connect:input_type -> cakefleet.v1.ConnectRequest
+	2,  // 18: cakefleet.v1.SessionService.Connect:output_type -> cakefleet.v1.ConnectResponse
+	18, // [18:19] is the sub-list for method output_type
+	17, // [17:18] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_session_proto_init() }
