@@ -23,18 +23,56 @@ var (
 	}()
 )
 
-// setInvSqrt follows a change of f.count: from the table, or by one Newton
+// signals is what COBALT remembers of a flow that it has signalled to, or that
+// has lost a packet. Few flows are in that state at a time.
+type signals struct {
+	blueTimer Time   // last change of pDrop
+	count     uint32 // CoDel's, of signals
+	invSqrt   uint32 // 1/sqrt(count), 1 = 2^32
+	pDrop     uint32 // BLUE's drop probability, 1 = 2^32
+	drops     uint32
+	dropping  bool // CoDel signals, or will when the queue stays over target
+}
+
+// remember returns the signals of f to be changed, and makes them if need be.
+// signals[0] stands for flows without and is never changed.
+func (s *Scheduler) remember(f *flow) *signals {
+	if f.signals == 0 {
+		i := s.freeSignals
+		if i != 0 {
+			s.freeSignals = s.signals[i].count
+		} else {
+			i = uint32(len(s.signals))
+			s.signals = append(s.signals, signals{})
+		}
+		s.signals[i] = signals{blueTimer: s.epoch}
+		f.signals = uint16(i)
+	}
+	return &s.signals[f.signals]
+}
+
+// forget gives up the signals of f, which has come to rest. The kernel keeps
+// them for whoever gets the queue next.
+func (s *Scheduler) forget(f *flow) {
+	if f.signals != 0 && !s.stepwise {
+		s.signals[f.signals].count = s.freeSignals
+		s.freeSignals = uint32(f.signals)
+		f.signals = 0
+	}
+}
+
+// setInvSqrt follows a change of count: from the table, or by one Newton
 // step from the value before.
-func (s *Scheduler) setInvSqrt(f *flow) {
-	if f.count < 16 {
-		f.invSqrt = s.sqrtTable[f.count&15]
+func (s *Scheduler) setInvSqrt(a *signals) {
+	if a.count < 16 {
+		a.invSqrt = s.sqrtTable[a.count&15]
 		return
 	}
-	inv := f.invSqrt
+	inv := a.invSqrt
 	inv2 := uint32(mul(inv, inv) >> 32)
-	v := (3<<32 - mul(f.count, inv2)) >> 2
+	v := (3<<32 - mul(a.count, inv2)) >> 2
 	// v*inv>>31; v has 32 bits for every count that can come up here.
-	f.invSqrt = uint32(v * uint64(inv) >> 31)
+	a.invSqrt = uint32(v * uint64(inv) >> 31)
 }
 
 // control is the control law: the time of the next signal after t.
@@ -65,49 +103,58 @@ func (s *Scheduler) judge(b *tin, f *flow, p *queued, now Time) verdict {
 		over = sojourn > 2*b.mtuTime*uint64(uint32(b.bulk))
 	}
 	sched := now - f.dropNext
-	due := f.count != 0 && sched >= 0
+	a := &s.signals[f.signals]
+	due := a.count != 0 && sched >= 0
 
 	if over {
-		if !f.dropping {
-			f.dropping = true
-			inv := f.invSqrt
-			if inv == 0 && s.compat&CompatFirstSignal == 0 {
-				inv = 1<<32 - 1
+		if f.signals == 0 {
+			a = s.remember(f)
+		}
+		if !a.dropping {
+			a.dropping = true
+			inv := a.invSqrt
+			if s.compat&CompatFirstSignal == 0 {
+				if inv == 0 {
+					inv = 1<<32 - 1
+				}
+				sched = 0
 			}
 			f.dropNext = s.control(now, b, inv)
 		}
-		if f.count == 0 {
-			f.count = 1
+		if a.count == 0 {
+			a.count = 1
 		}
+		f.alert = true
 	} else {
-		f.dropping = false
+		a.dropping = false
 	}
 
 	v := deliver
-	if due && f.dropping {
+	if due && a.dropping {
 		if p.tos&3 != 0 && p.flags&qMarkable != 0 {
 			v = mark
 		} else {
 			v = drop
 		}
-		if f.count++; f.count == 0 {
-			f.count--
+		if a.count++; a.count == 0 {
+			a.count--
 		}
-		s.setInvSqrt(f)
-		f.dropNext = s.control(f.dropNext, b, f.invSqrt)
+		s.setInvSqrt(a)
+		f.dropNext = s.control(f.dropNext, b, a.invSqrt)
 		sched = now - f.dropNext
 	} else {
 		for due {
-			f.count--
-			s.setInvSqrt(f)
-			f.dropNext = s.control(f.dropNext, b, f.invSqrt)
+			a.count--
+			s.setInvSqrt(a)
+			f.dropNext = s.control(f.dropNext, b, a.invSqrt)
 			sched = now - f.dropNext
-			due = f.count != 0 && sched >= 0
+			due = a.count != 0 && sched >= 0
 		}
+		f.alert = a.count != 0 || a.pDrop != 0
 	}
 
 	// BLUE does not care for ECN.
-	if f.pDrop != 0 && s.rand() < f.pDrop {
+	if a.pDrop != 0 && s.rand() < a.pDrop {
 		if v == mark {
 			v = markDrop
 		} else {
@@ -115,7 +162,7 @@ func (s *Scheduler) judge(b *tin, f *flow, p *queued, now Time) verdict {
 		}
 	}
 
-	if f.count == 0 {
+	if a.count == 0 {
 		f.dropNext = now + Time(b.interval) // until then the queue is active
 	} else if sched > 0 && v <= mark {
 		f.dropNext = now // no bursts to catch up
@@ -125,40 +172,51 @@ func (s *Scheduler) judge(b *tin, f *flow, p *queued, now Time) verdict {
 
 // queueFull tells f's AQM state that f has lost a packet to overflow.
 func (s *Scheduler) queueFull(b *tin, f *flow, now Time) {
-	if now-f.blueTimer > Time(b.target) {
-		if f.pDrop == 0 {
+	a := s.remember(f)
+	if now-a.blueTimer > Time(b.target) {
+		if a.pDrop == 0 {
 			b.unresponsive++
 		}
-		f.pDrop += blueUp
-		if f.pDrop < blueUp {
-			f.pDrop = 1<<32 - 1
+		a.pDrop += blueUp
+		if a.pDrop < blueUp {
+			a.pDrop = 1<<32 - 1
 		}
-		f.blueTimer = now
+		a.blueTimer = now
 	}
-	f.dropping = true
+	f.alert, a.dropping = true, true
 	f.dropNext = now
-	if f.count == 0 {
-		f.count = 1
+	if a.count == 0 {
+		a.count = 1
 	}
 }
 
-// queueEmpty tells f's AQM state that f has been found empty.
-func (s *Scheduler) queueEmpty(b *tin, f *flow, now Time) {
-	if f.pDrop != 0 && now-f.blueTimer > Time(b.target) {
-		if f.pDrop <= blueDown {
-			f.pDrop = 0
-			b.unresponsive--
-		} else {
-			f.pDrop -= blueDown
+// queueEmpty tells f's AQM state that f has been found empty. rest: nothing is
+// left to remember; else due is the earliest time at which that can change.
+func (s *Scheduler) queueEmpty(b *tin, f *flow, now Time) (rest bool, due Time) {
+	a := &s.signals[f.signals]
+	a.dropping = false
+	if a.count != 0 && now >= f.dropNext {
+		a.count--
+		s.setInvSqrt(a)
+		f.dropNext = s.control(f.dropNext, b, a.invSqrt)
+	}
+	due = f.dropNext
+	if a.pDrop != 0 {
+		if now-a.blueTimer > Time(b.target) {
+			if a.pDrop <= blueDown {
+				a.pDrop = 0
+				b.unresponsive--
+			} else {
+				a.pDrop -= blueDown
+			}
+			a.blueTimer = now
 		}
-		f.blueTimer = now
+		if a.pDrop != 0 {
+			return false, min(due, a.blueTimer+Time(b.target)+1)
+		}
 	}
-	f.dropping = false
-	if f.count != 0 && now >= f.dropNext {
-		f.count--
-		s.setInvSqrt(f)
-		f.dropNext = s.control(f.dropNext, b, f.invSqrt)
-	}
+	f.alert = a.count != 0
+	return !f.alert && now >= due, due
 }
 
 // decaySleep lets Dequeue leave the decaying flows of a tin alone while none
@@ -168,15 +226,6 @@ type decaySleep struct {
 	until Time
 	min   Time  // of the flows visited in this pass and of those that came meanwhile
 	left  int32 // visits to the end of the pass
-}
-
-// due is the earliest time at which a visit to the decaying flow f can change
-// anything.
-func (b *tin) due(f *flow) Time {
-	if f.pDrop != 0 {
-		return min(f.dropNext, f.blueTimer+Time(b.target)+1)
-	}
-	return f.dropNext
 }
 
 // entered takes in a flow that begins to decay.

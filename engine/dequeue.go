@@ -52,20 +52,19 @@ round:
 				s.qlen--
 				s.memUsed -= uint64(k.truesize)
 				if s.heapLeft != 0 {
-					s.heapDown(uint32(f.heapPos))
+					s.heapDown(s.heapPos[b.index<<10|q])
 				}
 
 				sojourn := uint64(now - k.time)
-				if sojourn <= b.overTarget && f.count == 0 && f.pDrop == 0 {
+				if sojourn <= b.overTarget && !f.alert {
 					// Under target and nothing to remember: most packets.
-					f.dropping = false
 					f.dropNext = now + Time(b.interval)
 				} else if v := s.judge(b, f, k, now); v != deliver {
 					if v == mark || f.head == 0 && v == markDrop {
 						s.mark(b, k)
 					}
 					if v >= drop && f.head != 0 { // the last packet stays
-						f.drops++
+						s.remember(f).drops++
 						b.drops++
 						b.dropBytes += uint64(k.len)
 						if s.cfg.Ingress {
@@ -189,10 +188,10 @@ func (s *Scheduler) pickFlow(b *tin, now Time, visit bool) uint32 {
 // restFlow puts an empty flow, which has been taken off its list, among the
 // decaying ones as long as its AQM state has not come to rest.
 func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, now Time) {
-	if f.pDrop != 0 || f.count != 0 {
-		s.queueEmpty(b, f, now)
+	rest, due := now >= f.dropNext, f.dropNext
+	if f.alert {
+		rest, due = s.queueEmpty(b, f, now)
 	}
-	f.dropping = false
 	was, n := f.set, b.decaying
 	switch was {
 	case setBulk:
@@ -206,8 +205,9 @@ func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, now Time) {
 	if b.sparse+b.bulk == 0 {
 		s.busyTins &^= 1 << (b.index & 31)
 	}
-	if f.pDrop == 0 && f.count == 0 && now >= f.dropNext {
+	if rest {
 		f.set = setNone
+		s.forget(f)
 		if was == setDecaying {
 			b.sleep.visited(n, Never)
 		}
@@ -217,9 +217,9 @@ func (s *Scheduler) restFlow(b *tin, f *flow, q uint32, now Time) {
 	b.decaying++
 	b.decay.push(b.flows, q)
 	if was == setDecaying {
-		b.sleep.visited(n, b.due(f))
+		b.sleep.visited(n, due)
 	} else {
-		b.sleep.entered(b.due(f))
+		b.sleep.entered(due)
 	}
 }
 

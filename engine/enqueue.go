@@ -65,9 +65,9 @@ func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 	}
 	if s.heapLeft != 0 {
 		if grown || s.compat&CompatHeap != 0 {
-			s.heapUp(uint32(f.heapPos))
+			s.heapUp(s.heapPos[t<<10|q])
 		} else {
-			s.heapDown(uint32(f.heapPos))
+			s.heapDown(s.heapPos[t<<10|q])
 		}
 	}
 	if s.timing {
@@ -162,7 +162,9 @@ func (s *Scheduler) dropAck(now Time, b *tin, f *flow, i, n uint32) bool {
 	s.uncount(b, f, a)
 	b.ackDrops++
 	b.ackDropBytes += uint64(l)
-	s.auto.windowBytes -= uint64(l)
+	if s.timing {
+		s.auto.windowBytes -= uint64(l)
+	}
 	if s.cfg.Ingress {
 		s.charge(b, a.adj, now, true)
 	}

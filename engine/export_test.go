@@ -20,6 +20,9 @@ func CheckInvariants(s *Scheduler) error {
 		return fmt.Errorf("%d bytes, %d packets, %d of memory counted; kept are %d, %d and %d",
 			bytes, packets, memory, s.Backlog(), s.qlen, s.memUsed)
 	}
+	if err := s.checkSignals(); err != nil {
+		return err
+	}
 	return s.checkHeap()
 }
 
@@ -31,7 +34,7 @@ func (s *Scheduler) checkTin(b *tin, bytes, memory *uint64, packets *uint32) err
 	for q := range b.flows {
 		f := &b.flows[q]
 		sets[f.set]++
-		if f.pDrop != 0 {
+		if s.signals[f.signals].pDrop != 0 {
 			unresponsive++
 		}
 		if f.set == setBulk {
@@ -131,11 +134,42 @@ func (b *tin) checkLists(sets [setDecaying + 1]int32) error {
 // checkHeap holds only while the heap is kept up to date.
 func (s *Scheduler) checkHeap() error {
 	for i, e := range s.heap {
-		if int(s.flows[e].heapPos) != i {
-			return fmt.Errorf("heap entry %d names flow %d, which says %d", i, e, s.flows[e].heapPos)
+		if int(s.heapPos[e]) != i {
+			return fmt.Errorf("heap entry %d names flow %d, which says %d", i, e, s.heapPos[e])
 		}
 		if p := s.heap[max(i-1, 0)/2]; s.heapLeft != 0 && s.compat&CompatHeap == 0 && s.flows[p].backlog < s.flows[e].backlog {
 			return fmt.Errorf("heap entry %d has %d bytes, its parent %d", i, s.flows[e].backlog, s.flows[p].backlog)
+		}
+	}
+	return nil
+}
+
+// checkSignals: each flow has signals of its own, those that are free belong to
+// nobody, and idle flows have none unless the kernel's ways are followed.
+func (s *Scheduler) checkSignals() error {
+	if s.signals[0] != (signals{}) {
+		return fmt.Errorf("signals of flows without: %+v", s.signals[0])
+	}
+	owned := make([]int, len(s.signals))
+	for i := range s.flows {
+		f := &s.flows[i]
+		if a := &s.signals[f.signals]; f.alert != (a.count != 0 || a.pDrop != 0) || a.dropping && !f.alert {
+			return fmt.Errorf("flow %d: alert %v, signals %+v", i, f.alert, *a)
+		}
+		if f.signals == 0 {
+			continue
+		}
+		owned[f.signals]++
+		if f.set == setNone && !s.stepwise {
+			return fmt.Errorf("flow %d is idle and has signals", i)
+		}
+	}
+	for i := s.freeSignals; i != 0; i = s.signals[i].count {
+		owned[i]++
+	}
+	for i, n := range owned[1:] {
+		if n != 1 {
+			return fmt.Errorf("signals %d belong to %d", i+1, n)
 		}
 	}
 	return nil

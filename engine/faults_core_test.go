@@ -118,19 +118,42 @@ func TestFault014_UnlimitedPassesAll(t *testing.T) {
 
 // dtaht/sch_cake#100: one instance needed a block of 1 MiB.
 func TestFault025_SmallMemory(t *testing.T) {
-	c := DefaultConfig()
-	c.Tins = Diffserv4
-	s := newTest(t, c, Options{})
-	if n := unsafe.Sizeof(flow{}); n != 64 {
-		t.Errorf("a flow takes %d bytes, want two cache lines", n)
+	if n := unsafe.Sizeof(flow{}); n != 40 {
+		t.Errorf("a flow takes %d bytes, want 40", n)
 	}
 	if n := unsafe.Sizeof(queued{}); n != 32 && unsafe.Sizeof(uintptr(0)) == 4 {
 		t.Errorf("a packet takes %d bytes, want one cache line", n)
 	}
-	n := int(unsafe.Sizeof(*s)) + len(s.flows)*int(unsafe.Sizeof(flow{})) + 4*int(unsafe.Sizeof(*s.tins[0].hosts)) +
-		2*len(s.heap) + cap(s.pkts)*int(unsafe.Sizeof(queued{}))
-	if n > 361_316 {
-		t.Errorf("a diffserv4 scheduler takes %d bytes, want half of sch_cake's 722632", n)
+	const kernel = 722632
+	for mode, most := range map[TinMode]int{Diffserv4: kernel / 3, Diffserv8: kernel * 5 / 8} {
+		c := DefaultConfig()
+		c.Tins, c.Rate, c.MemoryLimit = mode, 100e6, 1<<20
+		s := newTest(t, c, Options{})
+		size := func() int {
+			n := int(unsafe.Sizeof(*s)) + len(s.flows)*int(unsafe.Sizeof(flow{})) + cap(s.pkts)*int(unsafe.Sizeof(queued{})) +
+				2*len(s.heap) + 2*len(s.heapPos) + cap(s.signals)*int(unsafe.Sizeof(signals{}))
+			for i := range s.tins {
+				if s.tins[i].hosts != nil {
+					n += int(unsafe.Sizeof(*s.tins[i].hosts))
+				}
+			}
+			return n
+		}
+		if n := size(); n > most {
+			t.Errorf("tin mode %d: a scheduler takes %d bytes, want at most %d; sch_cake %d", mode, n, most, kernel)
+		}
+		// All tins overloaded; the packets themselves do not count.
+		for i := range uint32(20_000) {
+			p := flowPacket(1 + i%100)
+			p.TOS = uint8(i * 4)
+			s.Enqueue(Time(i)*1e5, p)
+			if i%2 == 0 {
+				s.Dequeue(Time(i) * 1e5)
+			}
+		}
+		if n := size() - cap(s.pkts)*int(unsafe.Sizeof(queued{})); n > kernel*3/4 || s.heap == nil {
+			t.Errorf("tin mode %d: a busy scheduler takes %d bytes, want at most three quarters of sch_cake's %d", mode, n, kernel)
+		}
 	}
 }
 

@@ -16,8 +16,8 @@ const (
 	setDecaying
 )
 
-// flow is one queue. 64 bytes, two cache lines of a 74Kc: what every packet
-// touches is in the first, the AQM state in the second.
+// flow is one queue. There are up to 8192 of them, so that its 40 bytes hold
+// only what each flow needs; signals has the rest.
 type flow struct {
 	head, tail       uint32 // packets, indices into Scheduler.pkts; 0 = none
 	backlog          uint32 // bytes
@@ -26,15 +26,9 @@ type flow struct {
 	next, prev       uint16 // neighbours in a list
 	srcHost, dstHost uint16 // slots in the tin's host table
 	set              uint8
-	dropping         bool
-	heapPos          uint16 // place in the overflow heap
-
-	dropNext  Time
-	blueTimer Time
-	count     uint32
-	invSqrt   uint32
-	pDrop     uint32
-	drops     uint32
+	alert            bool   // its signals are not at rest
+	signals          uint16 // index into Scheduler.signals
+	dropNext         Time
 }
 
 // list is a FIFO of flows, linked through flow.next (and prev where flows may

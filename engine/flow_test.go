@@ -119,7 +119,11 @@ func TestDecaySleep(t *testing.T) {
 				f := &b.flows[i]
 				if f.set == setDecaying {
 					decaying++
-					if due := b.due(f); due <= now {
+					due := f.dropNext
+					if a := &s.signals[f.signals]; a.pDrop != 0 {
+						due = min(due, a.blueTimer+Time(b.target)+1)
+					}
+					if due <= now {
 						t.Fatalf("flow %d is due since %d ns, and all sleep for %d ns more", i, now-due, b.sleep.until-now)
 					}
 				}

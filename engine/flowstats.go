@@ -20,8 +20,8 @@ type FlowStats struct {
 	Tag      uint32 // the flow hash that owns the queue
 	Qlen     uint32
 	Backlog  uint32 // bytes
-	Drops    uint32
-	Deficit  int32 // bytes
+	Drops    uint32 // since it last was idle
+	Deficit  int32  // bytes
 	Count    uint32
 	Dropping bool
 	PDrop    uint32 // BLUE's drop probability, 1 = 2^32
@@ -43,10 +43,11 @@ func (s *Scheduler) FlowStats(tin, flow int, fs *FlowStats) bool {
 	}
 	b := &s.tins[tin]
 	f := &b.flows[flow]
+	a := &s.signals[f.signals]
 	*fs = FlowStats{
-		State: FlowState(f.set), Tag: f.tag, Backlog: f.backlog, Drops: f.drops, Deficit: f.deficit,
-		Count: f.count, Dropping: f.dropping, PDrop: f.pDrop, InvSqrt: f.invSqrt, DropNext: f.dropNext,
-		BlueTime: f.blueTimer, SrcHost: f.srcHost, DstHost: f.dstHost,
+		State: FlowState(f.set), Tag: f.tag, Backlog: f.backlog, Drops: a.drops, Deficit: f.deficit,
+		Count: a.count, Dropping: a.dropping, PDrop: a.pDrop, InvSqrt: a.invSqrt, DropNext: f.dropNext,
+		BlueTime: a.blueTimer, SrcHost: f.srcHost, DstHost: f.dstHost,
 	}
 	for i := f.head; i != 0; i = s.pkts[i].next {
 		fs.Qlen++

@@ -13,33 +13,36 @@ func (s *Scheduler) heapBacklog(e heapEntry) uint32 { return s.flows[e].backlog 
 
 func (s *Scheduler) heapPlace(i uint32, e heapEntry) {
 	s.heap[i] = e
-	s.flows[e].heapPos = uint16(i)
+	s.heapPos[e] = uint16(i)
 }
 
 // heapInit numbers the entries as sch_cake does, queue by queue, all tins of a
 // queue together.
 func (s *Scheduler) heapInit() {
 	tins := uint32(len(s.flows) / FlowsPerTin)
-	s.heap = make([]heapEntry, len(s.flows))
+	s.heap, s.heapPos = make([]heapEntry, len(s.flows)), make([]uint16, len(s.flows))
 	for i := range uint32(len(s.flows)) {
 		s.heapPlace(i, heapEntry(i%tins*FlowsPerTin+i/tins))
 	}
-	s.heapLeft = 0
 }
 
 func (s *Scheduler) heapBuild() {
+	if s.heap == nil {
+		s.heapInit()
+	}
 	for i := len(s.heap) / 2; i >= 0; i-- {
-		s.heapDown(uint32(i))
+		s.heapDown(uint16(i))
 	}
 }
 
 // heapDown restores the order below i, whose backlog may have shrunk.
-func (s *Scheduler) heapDown(i uint32) {
+func (s *Scheduler) heapDown(at uint16) {
+	i := uint32(at)
 	if s.compat&CompatHeap != 0 {
 		s.heapDown61(i)
 		return
 	}
-	heap, flows := s.heap, s.flows
+	heap, pos, flows := s.heap, s.heapPos, s.flows
 	if i >= uint32(len(heap)) {
 		return
 	}
@@ -58,14 +61,17 @@ func (s *Scheduler) heapDown(i uint32) {
 			}
 		}
 		if most <= mine {
+			if i == uint32(at) {
+				return
+			}
 			break
 		}
 		heap[i] = ce
-		flows[ce].heapPos = uint16(i)
+		pos[ce] = uint16(i)
 		i = c
 	}
 	heap[i] = e
-	flows[e].heapPos = uint16(i)
+	pos[e] = uint16(i)
 }
 
 // heapDown61 is heapDown with CompatHeap: below the first level it compares
@@ -96,8 +102,9 @@ func (s *Scheduler) heapDown61(i uint32) {
 }
 
 // heapUp restores the order above i, whose backlog may have grown.
-func (s *Scheduler) heapUp(i uint32) {
-	heap, flows := s.heap, s.flows
+func (s *Scheduler) heapUp(at uint16) {
+	i := uint32(at)
+	heap, pos, flows := s.heap, s.heapPos, s.flows
 	if i >= uint32(len(heap)) {
 		return
 	}
@@ -107,14 +114,17 @@ func (s *Scheduler) heapUp(i uint32) {
 		p := (i - 1) / 2
 		pe := heap[p]
 		if flows[pe].backlog >= mine {
+			if i == uint32(at) {
+				return
+			}
 			break
 		}
 		heap[i] = pe
-		flows[pe].heapPos = uint16(i)
+		pos[pe] = uint16(i)
 		i = p
 	}
 	heap[i] = e
-	flows[e].heapPos = uint16(i)
+	pos[e] = uint16(i)
 }
 
 // dropFattest drops the head of the fattest queue and returns that queue's
@@ -134,7 +144,7 @@ func (s *Scheduler) dropFattest(now Time) (victim heapEntry, dropped bool) {
 	i := s.take(b, f)
 	p := &s.pkts[i]
 	s.queueFull(b, f, now)
-	f.drops++
+	s.signals[f.signals].drops++
 	b.drops++
 	b.dropBytes += uint64(p.len)
 	if s.cfg.Ingress {

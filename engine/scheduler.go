@@ -48,40 +48,44 @@ const (
 type Scheduler struct {
 	// The link's clocks (shaper.go).
 	timeNext, failsafe Time
+	epoch              Time // when everything began: 0, or where a clock below 0 stood
 	rate               rate
 
-	qlen      uint32
-	numTins   uint32
-	curTin    uint32
-	busyTins  uint32 // bit i: tin i has sparse or bulk flows
-	heapLeft  uint32 // deliveries for which the overflow heap is still kept
-	rng       uint32
-	free      uint32 // list of unused pkts
-	handle    uint32
-	markMask  uint32
-	markShift uint32
-	compat    Compat
-	stepwise  bool
-	byFlow    bool // the flow mode has a queue per flow
-	fairSrc   bool
-	fairDst   bool
-	wash      bool
-	classes   bool // packets have to be classified: there are tins, or washing
-	timing    bool // arrivals are measured
-	inTurn    bool // tins are served by round robin
-	shaped    bool // there is a rate
-	order     [MaxTins]uint8
-	dscpTin   *[64]uint8
+	qlen        uint32
+	numTins     uint32
+	curTin      uint32
+	busyTins    uint32 // bit i: tin i has sparse or bulk flows
+	heapLeft    uint32 // deliveries for which the overflow heap is still kept
+	rng         uint32
+	free        uint32 // list of unused pkts
+	freeSignals uint32 // list of unused signals, linked by count
+	handle      uint32
+	markMask    uint32
+	markShift   uint32
+	compat      Compat
+	stepwise    bool
+	byFlow      bool // the flow mode has a queue per flow
+	fairSrc     bool
+	fairDst     bool
+	wash        bool
+	classes     bool // packets have to be classified: there are tins, or washing
+	timing      bool // arrivals are measured
+	inTurn      bool // tins are served by round robin
+	shaped      bool // there is a rate
+	order       [MaxTins]uint8
+	dscpTin     *[64]uint8
 
 	memUsed  uint64
 	memMax   uint64
 	memLimit uint64
 
-	pkts  []queued // pkts[0] is not used
-	acks  []ackInfo
-	flows []flow // FlowsPerTin for each tin
-	heap  []heapEntry
-	drops []Drop
+	pkts    []queued // pkts[0] is not used
+	acks    []ackInfo
+	flows   []flow      // FlowsPerTin for each tin
+	heap    []heapEntry // nil before the first overflow
+	heapPos []uint16    // where in heap each flow is
+	signals []signals   // signals[0] stands for flows without
+	drops   []Drop
 
 	unsplit    uint64 // delivered segments of unsplit super-packets, less one each
 	overlimits uint64
@@ -151,7 +155,8 @@ func New(now Time, c Config, o Options) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		rng: uint32(o.Seed), handle: o.Handle &^ 0xffff, compat: o.Compat, stepwise: o.Stepwise,
-		pkts: make([]queued, 1, 256), drops: make([]Drop, 0, 32), sqrtTable: &sqrtTable,
+		pkts: make([]queued, 1, 256), drops: make([]Drop, 0, 32), signals: make([]signals, 1, 32), sqrtTable: &sqrtTable,
+		epoch: min(now, 0),
 	}
 	if s.compat&CompatFirstSignal != 0 {
 		s.sqrtTable = &sqrtTable61
@@ -162,8 +167,10 @@ func New(now Time, c Config, o Options) (*Scheduler, error) {
 	for i := range s.tins {
 		b := &s.tins[i]
 		b.index = uint32(i)
+		b.timeNext = s.epoch
 		b.fresh, b.decay = list{noFlow, noFlow}, list{noFlow, noFlow}
 	}
+	s.timeNext, s.failsafe = s.epoch, s.epoch
 	s.lens.restart()
 	s.auto.peak = uint64(c.Rate) / 8
 	s.bytesPerSec = s.auto.peak
@@ -193,19 +200,11 @@ func (s *Scheduler) Reconfigure(now Time, c Config) error {
 	if c.Autorate && !s.cfg.Autorate && s.compat&CompatAutorate == 0 {
 		s.auto.windowBegin, s.auto.last = now, now
 	}
-	wasUnlimited := s.rate.ns == 0
 	flowsWere := s.cfg.Flows
 	s.apply(c)
-	if s.compat&CompatDeficit == 0 {
-		if s.rate.ns == 0 != wasUnlimited {
-			for i := range s.tins {
-				s.tins[i].deficit = 0
-			}
-		}
-		if c.Flows != flowsWere {
-			for i := range s.tins {
-				s.recountHosts(&s.tins[i])
-			}
+	if s.compat&CompatDeficit == 0 && c.Flows != flowsWere {
+		for i := range s.tins {
+			s.recountHosts(&s.tins[i])
 		}
 	}
 	return nil
@@ -279,7 +278,7 @@ func (s *Scheduler) allocate() {
 		for i := range tins {
 			s.tins[i].flows = (*[FlowsPerTin]flow)(flows[i*FlowsPerTin:])
 		}
-		s.heapInit()
+		s.heap, s.heapPos, s.heapLeft = nil, nil, 0
 	}
 	if s.fairSrc || s.fairDst {
 		for i := range tins {
@@ -309,7 +308,14 @@ func (s *Scheduler) reconfigure() {
 	}
 	s.rate = s.tins[0].rate
 	s.shaped = s.rate.ns != 0
-	s.inTurn = !s.shaped || s.cfg.Tins == Cake3
+	inTurn := !s.shaped || s.cfg.Tins == Cake3
+	if inTurn != s.inTurn && s.compat&CompatDeficit == 0 {
+		// What was sent while nobody took turns is not owed.
+		for i := range s.tins {
+			s.tins[i].deficit = 0
+		}
+	}
+	s.inTurn = inTurn
 	s.memLimit = memoryLimit(&s.cfg, s.bytesPerSec, s.compat)
 }
 
@@ -352,7 +358,7 @@ func (s *Scheduler) clearTin(b *tin) {
 		for f.head != 0 {
 			k := s.take(b, f)
 			if s.heapLeft != 0 {
-				s.heapDown(uint32(f.heapPos))
+				s.heapDown(s.heapPos[b.index<<10|uint32(i)])
 			}
 			s.discard(b, k, DropCleared)
 		}
@@ -362,7 +368,11 @@ func (s *Scheduler) clearTin(b *tin) {
 	}
 	for i := range b.flows {
 		f := &b.flows[i]
-		*f = flow{heapPos: f.heapPos, drops: f.drops}
+		s.forget(f)
+		*f = flow{signals: f.signals}
+		if f.signals != 0 {
+			s.signals[f.signals] = signals{blueTimer: s.epoch, drops: s.signals[f.signals].drops}
+		}
 	}
 	if b.hosts != nil {
 		*b.hosts = [FlowsPerTin]host{}
