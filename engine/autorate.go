@@ -36,6 +36,9 @@ func (s *Scheduler) measure(now Time, p *Packet) {
 		return
 	}
 	a.windowBytes += uint64(p.Len)
+	if int64(a.windowBytes) < 0 && s.compat&CompatAutorate == 0 {
+		a.windowBytes = 0 // filtered ACKs of the window before
+	}
 	gap := min(uint64(now-a.last), 1e9)
 	a.gap = ewma2(a.gap, gap, gap > a.gap)
 	a.last = now

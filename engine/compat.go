@@ -20,8 +20,9 @@ const (
 	CompatClear
 
 	// CompatAutorate reconfigures at the end of every measuring window,
-	// because the time of the last reconfiguration is never written. Meant:
-	// at most once in 250 ms.
+	// because the time of the last reconfiguration is never written, and lets
+	// a window that lost more bytes to the ACK filter than came in wrap around
+	// to a huge one. Meant: at most once in 250 ms, and no bytes.
 	CompatAutorate
 
 	// Compat32Bit cuts COBALT's interval to 32 bits of nanoseconds in the
@@ -31,9 +32,11 @@ const (
 
 	// CompatFirstSignal starts the reciprocal square root of a queue that has
 	// never signalled at 0, so that its first mark or drop comes at the first
-	// packet over target, and uses the slightly low table that 6.1 computes
-	// at start. Meant: the first signal comes one interval after the queue
-	// went over target, and the table is rounded exactly.
+	// packet over target; lets the time of an earlier signal, or none, cut the
+	// wait of a queue that is over target from its first packet on; and uses
+	// the slightly low table that 6.1 computes at start. Meant: the first
+	// signal comes one interval after the queue went over target, and the table
+	// is rounded exactly.
 	CompatFirstSignal
 
 	// CompatDeficit carries the tins' round-robin deficits, which only

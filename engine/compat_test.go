@@ -43,16 +43,17 @@ func TestCompatHeap(t *testing.T) {
 				}
 			}
 			for i, e := range s.heap {
-				if int(s.flows[e].heapPos) != i {
-					t.Fatalf("compat %x: entry %d thinks it is at %d", compat, i, s.flows[e].heapPos)
+				if int(s.heapPos[e]) != i {
+					t.Fatalf("compat %x: entry %d thinks it is at %d", compat, i, s.heapPos[e])
 				}
 			}
-			f := &s.flows[r.IntN(len(s.flows))]
+			e := r.IntN(len(s.flows))
+			f := &s.flows[e]
 			was := f.backlog
 			if f.backlog = r.Uint32N(1000); f.backlog > was {
-				s.heapUp(uint32(f.heapPos))
+				s.heapUp(s.heapPos[e])
 			} else {
-				s.heapDown(uint32(f.heapPos))
+				s.heapDown(s.heapPos[e])
 			}
 			if broken > 0 {
 				break
@@ -205,43 +206,54 @@ func TestCompatMemoryLimit(t *testing.T) {
 }
 
 // TestCompatFirstSignal: a queue that goes over target is signalled one
-// interval later; in the kernel the next packet is, when it never was before.
+// interval later, also when it is over target from its first packet on; in the
+// kernel the next packet is, when it never was before.
 func TestCompatFirstSignal(t *testing.T) {
+	for _, first := range []Time{0, 60e6} {
+		for _, compat := range []Compat{0, CompatFirstSignal} {
+			wait := firstMark(t, first, compat)
+			rtt := DefaultConfig().RTT
+			if compat == 0 && (wait < rtt || wait > rtt+2*time.Millisecond) {
+				t.Errorf("first packet at %d ns: first mark %v after the queue went over target, want %v", first, wait, rtt)
+			}
+			if compat != 0 && wait > 2*time.Millisecond {
+				t.Errorf("kernel, first packet at %d ns: first mark %v after the queue went over target, want it at the next packet", first, wait)
+			}
+		}
+	}
 	for _, compat := range []Compat{0, CompatFirstSignal} {
-		c := DefaultConfig()
-		c.Tins, c.Rate = BestEffort, 10e6
-		s := newTest(t, c, Options{Seed: 1, Compat: compat})
-		for range 200 {
-			p := flowPacket(1)
-			p.TOS = 2
-			s.Enqueue(0, p)
-		}
-		var over, first Time
-		for first == 0 {
-			now := s.NextSend()
-			d, ok := s.Dequeue(now)
-			if !ok {
-				t.Fatal("no signal at all")
-			}
-			if over == 0 && d.Sojourn > c.Target {
-				over = now
-			}
-			if d.CE {
-				first = now
-			}
-		}
-		wait := first.Sub(over)
-		if compat == 0 && (wait < c.RTT || wait > c.RTT+2*time.Millisecond) {
-			t.Errorf("first mark %v after the queue went over target, want %v", wait, c.RTT)
-		}
-		if compat != 0 && wait > 2*time.Millisecond {
-			t.Errorf("kernel: first mark %v after the queue went over target, want it at the next packet", wait)
-		}
-		f := &s.tins[0].flows[1]
-		f.count = 2
+		s := newTest(t, DefaultConfig(), Options{Compat: compat})
+		f := &signals{count: 2}
 		s.setInvSqrt(f)
 		if want := map[Compat]uint32{0: 3037000500, CompatFirstSignal: 3035289760}[compat]; f.invSqrt != want {
 			t.Errorf("compat %x: 1/sqrt(2) = %d, want %d", compat, f.invSqrt, want)
+		}
+	}
+}
+
+// firstMark fills a queue at 0, serves it from first on, and returns how long
+// after its sojourn time passed the target COBALT first marks a packet.
+func firstMark(t *testing.T, first Time, compat Compat) time.Duration {
+	c := DefaultConfig()
+	c.Tins, c.Rate = BestEffort, 10e6
+	s := newTest(t, c, Options{Seed: 1, Compat: compat})
+	for range 200 {
+		p := flowPacket(1)
+		p.TOS = 2
+		s.Enqueue(0, p)
+	}
+	var over Time
+	for {
+		now := max(s.NextSend(), first)
+		d, ok := s.Dequeue(now)
+		if !ok {
+			t.Fatal("no signal at all")
+		}
+		if over == 0 && d.Sojourn > c.Target {
+			over = now
+		}
+		if d.CE {
+			return now.Sub(over)
 		}
 	}
 }

@@ -375,3 +375,35 @@ func TestCake3ReportOfScheduler(t *testing.T) {
 		}
 	}
 }
+
+// After hours of shaped operation, a change to a mode in which the tins take
+// turns must not wait until each has paid back what it sent meanwhile: that
+// would be millions of rounds.
+func TestTurnsAfterShaping(t *testing.T) {
+	changes := map[string]string{
+		"diffserv4":                  "unlimited diffserv4",
+		"diffserv3":                  "cake3",
+		"diffserv4 autorate-ingress": "unlimited diffserv4",
+		"bandwidth 1gbit diffserv8 autorate-ingress": "cake3",
+	}
+	for from, to := range changes {
+		s := scheduler(t, "bandwidth 1gbit "+from)
+		if !s.inTurn {
+			for i := range s.tins {
+				s.tins[i].deficit = -2e9
+			}
+		}
+		c, err := ParseKeywords(s.Config(), "bandwidth 1gbit "+to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Reconfigure(1, c); err != nil {
+			t.Fatal(err)
+		}
+		for i := range s.tins {
+			if d := s.tins[i].deficit; s.inTurn && d < -100_000 {
+				t.Errorf("%s to %s: tin %d begins %d bytes in debt", from, to, i, -d)
+			}
+		}
+	}
+}
