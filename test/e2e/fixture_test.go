@@ -51,6 +51,15 @@ type fleet struct {
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	testnet.Require(t)
+	release, err := homes.Own(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	})
 	if left, err := homes.RemoveLeftovers(prefix); err != nil {
 		t.Fatal(err)
 	} else if len(left) > 0 {

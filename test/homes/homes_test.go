@@ -23,6 +23,15 @@ func TestMain(m *testing.M) {
 func TestLine(t *testing.T) {
 	testnet.Require(t)
 	const prefix = "cfline-"
+	release, err := homes.Own(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	})
 	if _, err := homes.RemoveLeftovers(prefix); err != nil {
 		t.Fatal(err)
 	}
@@ -87,6 +96,15 @@ func TestLine(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	testnet.Require(t)
 	const prefix = "cfgone-"
+	release, err := homes.Own(prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	})
 	net, err := homes.Build(prefix, 1)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,5 @@
-// Package dataplanetest has the tests that every data plane must pass.
+// Package dataplanetest has the tests that every data plane must pass, and a
+// data plane that only remembers, for tests of what stands above one.
 package dataplanetest
 
 import (

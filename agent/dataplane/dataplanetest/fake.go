@@ -1,5 +1,3 @@
-// Package dataplanetest has a data plane that only remembers, for tests of
-// what stands above one.
 package dataplanetest
 
 import (
