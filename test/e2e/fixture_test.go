@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -266,6 +267,11 @@ type want struct {
 	median, p99 time.Duration // of the delay; 0 = any
 }
 
+// standstill is the share of a measurement, in per cent, in which something on
+// this machine waited for a core, from which on it says nothing about us: the
+// flows and the agents alone stay far below.
+const standstill = 75
+
 // tries is how often a measurement may miss: whatever else the machine does
 // takes from what homes get, and receivers that waited for a lost segment read
 // at once what came while the line was not shaped.
@@ -276,13 +282,19 @@ const tries = 4
 func wantAll(t *testing.T, loads []load, wait, d time.Duration, wants ...want) []homes.Result {
 	t.Helper()
 	for try := 1; ; try++ {
+		from, waited := time.Now(), coreWaits(t)
 		all := measureAll(t, loads, wait, d)
+		busy := 100 * float64(coreWaits(t)-waited) / float64(time.Since(from))
+		t.Logf("something waited for a core %.0f %% of the time", busy)
 		miss := ""
 		for i, w := range wants {
 			miss += w.miss(t, all[i])
 		}
 		if miss == "" {
 			return all
+		}
+		if try == tries && busy > standstill {
+			t.Skipf("skipped: this machine is too busy to judge it, something waited for a core %.0f %% of the time:%s", busy, miss)
 		}
 		if try == tries {
 			t.Errorf("also after %d tries:%s", tries, miss)
@@ -291,6 +303,24 @@ func wantAll(t *testing.T, loads []load, wait, d time.Duration, wants ...want) [
 		t.Logf("try %d:%s", try, miss)
 		wait = 0
 	}
+}
+
+// coreWaits returns for how long something on this machine has waited for a
+// core since it started; 0 where the kernel doesn't tell.
+func coreWaits(t *testing.T) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile("/proc/pressure/cpu")
+	if errors.Is(err, os.ErrNotExist) {
+		return 0
+	}
+	must(t, err)
+	_, total, ok := strings.Cut(string(text), "total=")
+	total, _, _ = strings.Cut(total, "\n")
+	us, err := strconv.ParseInt(total, 10, 64)
+	if !ok || err != nil {
+		t.Fatalf("read /proc/pressure/cpu: %q: %v", text, err)
+	}
+	return time.Duration(us) * time.Microsecond
 }
 
 // miss says what a home did not get as it should.
