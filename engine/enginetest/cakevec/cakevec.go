@@ -5,8 +5,10 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -43,41 +45,50 @@ func (m *Mismatch) Error() string {
 	return fmt.Sprintf("line %d, event %d, %s: recorded %s, engine %s", m.Line, m.Event, m.What, m.Want, m.Got)
 }
 
-// File replays the file at path.
+// File replays the file at path, which the error does not repeat.
 func File(path string) (Summary, error) {
 	f, err := os.Open(path)
 	if err != nil {
+		if e := (*os.PathError)(nil); errors.As(err, &e) {
+			err = e.Err
+		}
 		return Summary{}, err
 	}
 	defer f.Close()
 	z, err := gzip.NewReader(f)
-	if err != nil {
-		return Summary{}, fmt.Errorf("%s: %w", path, err)
+	switch {
+	case errors.Is(err, io.EOF):
+		return Summary{}, errors.New("empty file")
+	case err != nil:
+		return Summary{}, fmt.Errorf("not a gzip file: %w", err)
 	}
 	defer z.Close()
 	return Replay(z)
 }
 
 // Replay replays an uncompressed recording. The error is a *Mismatch where the
-// engine decided differently.
+// engine decided differently; where the recording itself is broken, it says at
+// which line, and after how many events.
 func Replay(r io.Reader) (Summary, error) {
 	p := player{cfg: map[string]string{}}
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		p.line++
-		if err := p.record(lines.Text()); err != nil {
+		if err := p.record(lines.Text()); err != nil && lines.Err() == nil {
 			return p.sum, err
+		} else if err != nil {
+			break // half a line, where reading broke off
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return p.sum, err
+		return p.sum, p.errorf("then %v", err)
 	}
 	if err := p.endBlock(); err != nil {
 		return p.sum, err
 	}
-	if p.sum.Snapshots == 0 {
-		return p.sum, fmt.Errorf("line %d: no final counters", p.line)
+	if !p.final {
+		return p.sum, p.errorf("ends without its final counters")
 	}
 	return p.sum, nil
 }
@@ -86,6 +97,7 @@ func Replay(r io.Reader) (Summary, error) {
 type player struct {
 	line  int
 	sum   Summary
+	final bool              // the last counters have come
 	cfg   map[string]string // C and R lines
 	s     *engine.Scheduler
 	now   engine.Time
@@ -102,7 +114,7 @@ type player struct {
 }
 
 func (p *player) errorf(format string, a ...any) error {
-	return fmt.Errorf("line %d: %s", p.line, fmt.Sprintf(format, a...))
+	return fmt.Errorf("line %d, after %d events: %s", p.line, p.sum.Events, fmt.Sprintf(format, a...))
 }
 
 func (p *player) differs(what, want, got string) error {
@@ -189,11 +201,26 @@ func (p *player) decided(kind byte, numbers ...int64) {
 	p.got = append(p.got, '\n')
 }
 
-// number reads field k of kv.
+// limits are the keys of C and R lines that are numbers, and what those may be.
+var limits = map[string]struct{ low, high int64 }{
+	"t0": {math.MinInt64, math.MaxInt64}, "lcg_seed": {0, math.MaxUint32}, "handle": {0, math.MaxUint32},
+	"psched_mtu": {0, math.MaxUint16}, "headers": {0, 1}, "rate_bps": {0, math.MaxInt64 / 8},
+	"diffserv": {0, int64(engine.Precedence)}, "flow_mode": {0, int64(engine.TripleIsolate)},
+	"rtt_us": {0, math.MaxUint32}, "target_us": {0, math.MaxUint32}, "memlimit": {0, math.MaxUint32},
+	"autorate": {0, 1}, "ingress": {0, 1}, "wash": {0, 1}, "split_gso": {0, 1}, "nat": {0, 1},
+	"ack_filter": {0, int64(engine.AckFilterAggressive)}, "overhead": {math.MinInt16, math.MaxInt16}, "raw": {0, 1},
+	"mpu": {0, math.MaxUint16}, "atm": {0, int64(engine.PTM)}, "fwmark": {0, math.MaxUint32},
+}
+
+// number reads the value of key k.
 func (p *player) number(k string) (uint64, error) {
+	l, ok := limits[k]
+	if !ok {
+		return 0, p.errorf("unknown key %q", k)
+	}
 	v, err := strconv.ParseInt(p.cfg[k], 10, 64)
-	if err != nil {
-		return 0, p.errorf("%s %q: not a number", k, p.cfg[k])
+	if err != nil || v < l.low || v > l.high {
+		return 0, p.errorf("%s %q: not a number from %d to %d", k, p.cfg[k], l.low, l.high)
 	}
 	return uint64(v), nil
 }
@@ -244,9 +271,6 @@ func (p *player) config(c engine.Config, changed map[string]bool) (engine.Config
 			c.Fwmark = uint32(v)
 		case "psched_mtu":
 			c.MTU = uint16(v)
-		case "t0", "lcg_seed", "handle", "headers", "raw":
-		default:
-			return c, p.errorf("unknown key %q", k)
 		}
 	}
 	return c, nil
@@ -294,8 +318,8 @@ func (p *player) event(w []string) error {
 		return p.errorf("%s line without a time", w[0])
 	}
 	dt, err := strconv.ParseInt(w[1], 10, 64)
-	if err != nil {
-		return p.errorf("time %q", w[1])
+	if err != nil || dt < 0 {
+		return p.errorf("time %q: not a number of 0 or more", w[1])
 	}
 	p.now += engine.Time(dt)
 	p.sum.Events++

@@ -21,6 +21,7 @@ func (p *player) counters(w []string) error {
 	switch w[0] {
 	case "S":
 		p.sum.Snapshots++
+		p.final = kv["final"] == "1"
 		have = p.totals()
 	case "I":
 		have = p.internals()
@@ -42,6 +43,9 @@ func (p *player) counters(w []string) error {
 			where += fmt.Sprintf(" flow %d", q)
 			have = p.flow(t, q)
 		}
+	}
+	if len(kv) != len(have) {
+		return p.errorf("%s line of %d counters, want %d", w[0], len(kv), len(have))
 	}
 	for _, f := range w[1:] {
 		k, v, _ := strings.Cut(f, "=")
