@@ -376,6 +376,31 @@ func TestCake3ReportOfScheduler(t *testing.T) {
 	}
 }
 
+// What is queued may be over the memory limit and yet have no length, or lengths
+// that wrap to none: something must go nevertheless.
+func TestOverflowWithoutLength(t *testing.T) {
+	for _, compat := range []Compat{0, CompatKernel} {
+		for _, lens := range [][]uint32{{0}, {1 << 31, 1 << 31}} {
+			c := DefaultConfig()
+			c.Tins, c.Rate, c.MemoryLimit = Diffserv8, 1e6, 50_000
+			s, err := New(0, c, Options{Seed: 1, Compat: compat, Stepwise: compat != 0})
+			if err != nil {
+				t.Fatal(err)
+			}
+			drops := 0
+			for i := range uint32(200) {
+				p := flowPacket(i / 2)
+				p.Len = lens[int(i)%len(lens)]
+				s.Enqueue(Time(i), p)
+				drops += len(s.Drops())
+			}
+			if s.memUsed > s.memLimit || drops != 200-s.Len() {
+				t.Errorf("compat %x, lengths %d: %d bytes used of %d; %d dropped, %d queued of 200", compat, lens, s.memUsed, s.memLimit, drops, s.Len())
+			}
+		}
+	}
+}
+
 // After hours of shaped operation, a change to a mode in which the tins take
 // turns must not wait until each has paid back what it sent meanwhile: that
 // would be millions of rounds.

@@ -129,18 +129,24 @@ func (s *Scheduler) heapUp(at uint16) {
 
 // dropFattest drops the head of the fattest queue and returns that queue's
 // entry. With CompatHeap the queue may be empty: nothing is dropped then, and
-// the heap is built anew the next time.
+// the heap is built anew the next time. Where that does not help, because what is
+// queued has no length, whoever has a packet loses it.
 func (s *Scheduler) dropFattest(now Time) (victim heapEntry, dropped bool) {
 	if s.heapLeft == 0 {
 		s.heapBuild()
 	}
 	s.heapLeft = heapFresh
 	e := s.heap[0]
-	b, f := &s.tins[e>>10&7], &s.flows[e]
-	if f.head == 0 {
+	if s.flows[e].head == 0 {
 		s.heapLeft = 0
-		return e, false
+		if s.emptyTops++; s.compat&CompatHeap != 0 && s.emptyTops < 64 {
+			return e, false
+		}
+		for e = 0; s.flows[e].head == 0; e++ {
+		}
 	}
+	s.emptyTops = 0
+	b, f := &s.tins[e>>10&7], &s.flows[e]
 	i := s.take(b, f)
 	p := &s.pkts[i]
 	s.queueFull(b, f, now)
@@ -151,6 +157,8 @@ func (s *Scheduler) dropFattest(now Time) (victim heapEntry, dropped bool) {
 		s.charge(b, p.adj, now, true)
 	}
 	s.discard(b, i, DropOverflow)
-	s.heapDown(0)
+	if s.heapLeft != 0 {
+		s.heapDown(0)
+	}
 	return e, true
 }

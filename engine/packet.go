@@ -5,7 +5,7 @@ package engine
 // as Enqueue has returned.
 type Packet struct {
 	Handle   uint32 // the caller's name of the packet (an NFQUEUE id); comes back in Delivery and Drop
-	Len      uint32 // bytes of the frame, link-layer header included (kernel: qdisc_pkt_len); for GSO the wire length of all segments
+	Len      uint32 // bytes of the frame, link-layer header included, at most 1 MiB (kernel: qdisc_pkt_len); for GSO the wire length of all segments
 	Truesize uint32 // bytes of memory it holds while queued; counted against the memory limit
 	NetOff   uint16 // offset of the network header in the frame: 14 on Ethernet, 0 where Len starts at layer 3
 	Proto    uint16 // EtherType behind any VLAN tags, host order; 0 = unknown

@@ -55,6 +55,7 @@ type Scheduler struct {
 	numTins     uint32
 	curTin      uint32
 	busyTins    uint32 // bit i: tin i has sparse or bulk flows
+	emptyTops   uint32 // times in a row that the heap's top was an empty flow
 	heapLeft    uint32 // deliveries for which the overflow heap is still kept
 	rng         uint32
 	free        uint32 // list of unused pkts
