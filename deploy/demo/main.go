@@ -48,11 +48,12 @@ func run() int {
 	defer stop()
 
 	// A run that was killed, or left running, is in the way of this one.
-	names, err := homes.RemoveLeftovers(prefix)
+	release, names, err := homes.Claim(prefix, false)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		return 1
 	}
+	defer func() { _ = release() }() // it ends with the process anyway
 	if len(names) > 0 {
 		fmt.Printf("Ended an earlier demo: its processes and %d namespaces are gone.\n\n", len(names))
 	}

@@ -61,9 +61,14 @@ func newFleet(t *testing.T) *fleet {
 			t.Error(err)
 		}
 	})
-	if left, err := homes.RemoveLeftovers(prefix); err != nil {
-		t.Fatal(err)
-	} else if len(left) > 0 {
+	release, left, err := homes.Claim(prefix, true)
+	must(t, err)
+	t.Cleanup(func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	})
+	if len(left) > 0 {
 		t.Logf("removed what an earlier run has left: %v", left)
 	}
 	bin, dir := t.TempDir(), t.TempDir()

@@ -1,6 +1,7 @@
 package homes_test
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"testing"
@@ -18,6 +19,35 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func claim(t *testing.T, prefix string) {
+	t.Helper()
+	release, _, err := homes.Claim(prefix, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestClaim(t *testing.T) {
+	testnet.Require(t)
+	const prefix = "cfclaim-"
+	release, _, err := homes.Claim(prefix, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := homes.Claim(prefix, false); !errors.Is(err, homes.ErrClaimed) {
+		t.Errorf("claimed twice: error %v, want %v", err, homes.ErrClaimed)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	claim(t, prefix)
+}
+
 // TestLine fills a limited line without any agent: it carries its rate, and
 // its queue is as long as was asked for.
 func TestLine(t *testing.T) {
@@ -32,9 +62,7 @@ func TestLine(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if _, err := homes.RemoveLeftovers(prefix); err != nil {
-		t.Fatal(err)
-	}
+	claim(t, prefix)
 	net, err := homes.Build(prefix, 1)
 	if err != nil {
 		t.Fatal(err)

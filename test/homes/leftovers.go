@@ -3,6 +3,7 @@ package homes
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,33 @@ func Own(prefix string) (release func() error, err error) {
 		return nil, errors.Join(fmt.Errorf("own namespaces %s: %w", prefix, err), f.Close())
 	}
 	return f.Close, nil
+}
+
+// ErrClaimed means that another process has claimed the names.
+var ErrClaimed = errors.New("another run is going on")
+
+// Claim makes the names that begin with prefix this process's own until it
+// calls release or ends, and removes what an earlier run has left; it returns
+// what that was. With wait it waits for another process that has them, else
+// the error is ErrClaimed.
+func Claim(prefix string, wait bool) (release func() error, removed []string, err error) {
+	for {
+		// An address without a file: it is free again when the process is gone.
+		l, err := net.Listen("unix", "@cakefleet-"+prefix)
+		switch {
+		case err == nil:
+			removed, err := RemoveLeftovers(prefix)
+			if err != nil {
+				return nil, removed, errors.Join(err, l.Close())
+			}
+			return l.Close, removed, nil
+		case !errors.Is(err, syscall.EADDRINUSE):
+			return nil, nil, fmt.Errorf("claim %s: %w", prefix, err)
+		case !wait:
+			return nil, nil, ErrClaimed
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
 }
 
 // RemoveLeftovers ends every process in the namespaces that begin with prefix,
