@@ -101,6 +101,7 @@ func (a *Agent) talk(ctx context.Context) error {
 		Report:    a.report.next,
 		Deliver:   a.runner.deliver,
 		Reached:   a.runner.controllerReached,
+		Clock:     a.clock.Compare,
 		Handshake: func(err error) bool { return id.LearnTime(err, a.clock) },
 	}).Run(ctx)
 }

@@ -12,23 +12,23 @@ import (
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
-// wire is a network interface that comes and goes as the test says.
-type wire struct {
+// cable is a network interface that comes and goes as the test says.
+type cable struct {
 	mu      sync.Mutex
 	device  dataplane.Device
 	changed chan struct{}
 }
 
-func (w *wire) Device() dataplane.Device {
+func (w *cable) Device() dataplane.Device {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.device
 }
 
-func (w *wire) Changed() <-chan struct{} { return w.changed }
+func (w *cable) Changed() <-chan struct{} { return w.changed }
 
 // become changes the interface and lets the runner see it.
-func (w *wire) become(d dataplane.Device) {
+func (w *cable) become(d dataplane.Device) {
 	w.mu.Lock()
 	w.device = d
 	w.mu.Unlock()
@@ -44,9 +44,9 @@ var (
 	there = dataplane.Device{Name: "wan", Index: 7, MTU: 1492, Type: 512, Up: true}
 )
 
-// newWire is a stage on an interface.
-func newWire(t *testing.T, dir string, d dataplane.Device) (*stage, *wire) {
-	w := &wire{device: d, changed: make(chan struct{}, 1)}
+// newCable is a stage on an interface.
+func newCable(t *testing.T, dir string, d dataplane.Device) (*stage, *cable) {
+	w := &cable{device: d, changed: make(chan struct{}, 1)}
 	plane := &dataplanetest.Fake{}
 	plane.OnApply(func(l plan.Link) (dataplane.Effective, error) {
 		if w.Device().Index == 0 {
@@ -87,7 +87,7 @@ func TestInterfaceComesLater(t *testing.T) {
 		s.push(pushOf(1, 10e6))
 		s.stop()
 
-		s, w := newWire(t, dir, gone)
+		s, w := newCable(t, dir, gone)
 		defer s.stop()
 		s.expect("missing", 0, 10e6)
 		if c := s.condition("InterfaceUp"); c.Status || c.Reason != "Missing" {
@@ -116,7 +116,7 @@ func TestInterfaceComesLater(t *testing.T) {
 // What comes while there is no interface is answered when it runs.
 func TestPushWithoutInterface(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, w := newWire(t, t.TempDir(), gone)
+		s, w := newCable(t, t.TempDir(), gone)
 		defer s.stop()
 		s.push(pushOf(1, 10e6))
 		if work := s.out.Take(1); work.Status != nil && work.Status.Outcome != plan.OutcomeNone {
@@ -135,7 +135,7 @@ func TestPushWithoutInterface(t *testing.T) {
 
 func TestRedial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, w := newWire(t, t.TempDir(), there)
+		s, w := newCable(t, t.TempDir(), there)
 		defer s.stop()
 		s.push(pushOf(1, 10e6))
 		s.out.Take(1)
@@ -177,7 +177,7 @@ func TestRedial(t *testing.T) {
 // that is pulled, but for the condition.
 func TestEventsWithoutChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, w := newWire(t, t.TempDir(), there)
+		s, w := newCable(t, t.TempDir(), there)
 		defer s.stop()
 		s.push(pushOf(1, 10e6))
 		s.out.Take(1)

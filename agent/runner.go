@@ -434,8 +434,8 @@ func (r *runner) publish() {
 // conditions returns all lasting facts, true and false ones.
 func (r *runner) conditions() []plan.Condition {
 	clock := plan.Condition{Type: "ClockOK", Status: true}
-	if !r.clock.Plausible() {
-		clock = plan.Condition{Type: "ClockOK", Reason: "Behind", Message: "the router's clock is behind a time that is known to have passed"}
+	if wrong := r.clock.Wrong(); wrong != "" {
+		clock = plan.Condition{Type: "ClockOK", Reason: "Wrong", Message: wrong}
 	}
 	degraded := plan.Condition{Type: "Degraded"}
 	switch {

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"fmt"
 	"sync"
 	"time"
 )
@@ -11,6 +12,9 @@ import (
 type Clock struct {
 	mu    sync.Mutex
 	floor time.Time
+	// What the controller's clock said, and when that was on the monotonic
+	// clock; zero: it said nothing yet.
+	theirs, heard time.Time
 }
 
 // NewClock returns a clock that never says less than floor, such as when the
@@ -41,11 +45,52 @@ func (c *Clock) Now() time.Time {
 	return now
 }
 
-// Plausible returns whether the router's own clock may be right; false means
-// that it is before what has passed already.
-func (c *Clock) Plausible() bool {
+// Compare tells what the controller's clock says now.
+func (c *Clock) Compare(theirs time.Time) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !now.Before(c.floor)
+	c.theirs, c.heard = theirs, now
+}
+
+// MaxSkew is how far the router's clock may be from the controller's.
+const MaxSkew = 5 * time.Minute
+
+// Wrong returns what is wrong with the router's own clock: it is before what
+// has passed already, or far from the controller's. Empty: nothing that is
+// known.
+func (c *Clock) Wrong() string {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now.Before(c.floor) {
+		return "the router's clock is behind a time that is known to have passed"
+	}
+	if c.heard.IsZero() {
+		return ""
+	}
+	// The monotonic clock says how long ago that was, whatever was done to the
+	// wall clock since.
+	skew := now.Round(0).Sub(c.theirs.Add(now.Sub(c.heard)))
+	switch {
+	case skew > MaxSkew:
+		return fmt.Sprintf("the router's clock is %s ahead of the controller's", about(skew))
+	case skew < -MaxSkew:
+		return fmt.Sprintf("the router's clock is %s behind the controller's", about(-skew))
+	default:
+		return ""
+	}
+}
+
+// about rounds, so that the same skew is told in the same words.
+func about(d time.Duration) string {
+	const day = 24 * time.Hour
+	switch {
+	case d >= 2*day:
+		return fmt.Sprintf("%d days", d.Round(day)/day)
+	case d >= 2*time.Hour:
+		return fmt.Sprintf("%d hours", d.Round(time.Hour)/time.Hour)
+	default:
+		return fmt.Sprintf("%d minutes", d.Round(time.Minute)/time.Minute)
+	}
 }

@@ -166,8 +166,8 @@ func TestNoClock(t *testing.T) {
 		}
 		id := &identity.Identity{RouterID: "r1", Key: key, Authority: authority.Certificate, Leaf: authority.Router(t, "r1", pub, october, 90*24*time.Hour)}
 		clock := identity.NewClock(id.Leaf.NotBefore)
-		if clock.Plausible() || !id.Valid(clock.Now()) {
-			t.Errorf("plausible %t, now %v", clock.Plausible(), clock.Now())
+		if clock.Wrong() == "" || !id.Valid(clock.Now()) {
+			t.Errorf("wrong %q, now %v", clock.Wrong(), clock.Now())
 		}
 
 		err = handshake(id.TLS(clock), foreign.Server(t, november))
@@ -231,4 +231,35 @@ func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
 	if _, err := identity.Load(dir); err == nil || !strings.Contains(err.Error(), "not for this router's key") {
 		t.Errorf("another key: %v", err)
 	}
+}
+
+// A clock that is years off either way is told, and it is no matter how long
+// ago the controller said what the time is.
+func TestClockOfTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := identity.NewClock(time.Time{})
+		if w := c.Wrong(); w != "" {
+			t.Errorf("nothing was said: %q", w)
+		}
+		for _, x := range []struct {
+			theirs time.Duration // ahead of ours
+			want   string
+		}{
+			{0, ""},
+			{identity.MaxSkew - time.Second, ""},
+			{-identity.MaxSkew + time.Second, ""},
+			{7 * time.Minute, "7 minutes behind"},
+			{3 * 365 * 24 * time.Hour, "1095 days behind"},
+			{-5 * time.Hour, "5 hours ahead"},
+			{-10 * 365 * 24 * time.Hour, "3650 days ahead"},
+		} {
+			c.Compare(time.Now().Add(x.theirs))
+			for range 2 {
+				if got := c.Wrong(); x.want == "" && got != "" || !strings.Contains(got, x.want) {
+					t.Errorf("%v: got %q, want %q", x.theirs, got, x.want)
+				}
+				time.Sleep(48 * time.Hour)
+			}
+		}
+	})
 }

@@ -43,7 +43,7 @@ func sum(d, was uint64, bits int) uint64 {
 // counters, are op of those in m and old.
 func combine(m, old *pb.Report, op operation) *pb.Report {
 	out := &pb.Report{Sequence: m.GetSequence(), BootId: m.GetBootId(), Uptime: m.GetUptime()}
-	for _, name := range []protoreflect.Name{"down", "up", "agent", "latency"} {
+	for _, name := range []protoreflect.Name{"down", "up", "agent"} {
 		combineField(out.ProtoReflect(), m.ProtoReflect(), old.ProtoReflect(), out.ProtoReflect().Descriptor().Fields().ByName(name), op)
 	}
 	return out

@@ -51,6 +51,12 @@ type fleet struct {
 // newFleet starts a fleet with nothing desired yet.
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
+	return newFleetThatReports(t, time.Second)
+}
+
+// newFleetThatReports is newFleet with another time between reports.
+func newFleetThatReports(t *testing.T, interval time.Duration) *fleet {
+	t.Helper()
 	testnet.Require(t)
 	release, err := homes.Own(prefix)
 	if err != nil {
@@ -90,6 +96,7 @@ func newFleet(t *testing.T) *fleet {
 	if err != nil {
 		t.Fatal(err)
 	}
+	hf.ReportInterval = interval
 	f := &fleet{Fleet: hf, net: net}
 	t.Cleanup(func() {
 		if err := f.Stop(); err != nil {

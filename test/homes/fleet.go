@@ -18,6 +18,9 @@ import (
 type Fleet struct {
 	Controller *Process
 	Agents     []*Process // by home; nil where none runs
+	// ReportInterval is the time between two reports; to be changed before the
+	// controller is started.
+	ReportInterval time.Duration
 
 	net *Network
 	bin string
@@ -40,7 +43,7 @@ func NewFleet(net *Network, bin, dir string) (*Fleet, error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return nil, err
 	}
-	return &Fleet{net: net, bin: bin, dir: dir, Agents: make([]*Process, len(net.Homes))}, nil
+	return &Fleet{net: net, bin: bin, dir: dir, Agents: make([]*Process, len(net.Homes)), ReportInterval: time.Second}, nil
 }
 
 // ControllerAddress is where agents find the controller.
@@ -56,7 +59,7 @@ func (f *Fleet) StartController() (err error) {
 		"--data-dir", filepath.Join(f.dir, "controller"),
 		"--listen-agents", ":"+agentsPort,
 		"--listen-operators", "127.0.0.1:"+operatorsPort,
-		"--report-interval", "1s")
+		"--report-interval", f.ReportInterval.String())
 	return err
 }
 

@@ -102,6 +102,13 @@ func (f *Fake) History() []plan.Link {
 	return append([]plan.Link(nil), f.history...)
 }
 
+// Forget forgets the history.
+func (f *Fake) Forget() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.history = nil
+}
+
 // Clears returns how often Clear was called.
 func (f *Fake) Clears() int {
 	f.mu.Lock()

@@ -215,7 +215,7 @@ func TestBypass(t *testing.T) {
 	install()
 	for range 3 { // renewed, it outlives its lifetime
 		time.Sleep(Lifetime / 2)
-		if err := r.Renew(); err != nil {
+		if err := r.Renew(Lifetime); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -227,7 +227,7 @@ func TestBypass(t *testing.T) {
 		t.Error("a packet is held after the rules' lifetime")
 	}
 	// An element that has expired is renewed as well.
-	if err := r.Renew(); err != nil {
+	if err := r.Renew(Lifetime); err != nil {
 		t.Fatal(err)
 	}
 	send(t, near, 1)
@@ -251,7 +251,7 @@ func TestBypass(t *testing.T) {
 	if err := r.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Renew(); !errors.Is(err, os.ErrNotExist) {
+	if err := r.Renew(Lifetime); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("renewing rules that are gone: %v, want %v", err, os.ErrNotExist)
 	}
 	install()
@@ -290,7 +290,7 @@ func TestFull(t *testing.T) {
 	if err := q.Configure(Config{MaxLen: 10 * many}); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Renew(); err != nil {
+	if err := r.Renew(Lifetime); err != nil {
 		t.Fatal(err)
 	}
 	before := q.Counters().Packets

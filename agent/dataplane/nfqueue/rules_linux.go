@@ -132,9 +132,9 @@ func (r *Rules) Set(down, up Direction) error {
 	return nil
 }
 
-// Renew keeps the rules alive for another Lifetime. os.ErrNotExist means that
+// Renew keeps the rules alive for a time from now on. os.ErrNotExist means that
 // somebody has removed the tables.
-func (r *Rules) Renew() error {
+func (r *Rules) Renew(life time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	err := r.transaction(func(b *builder) {
@@ -142,9 +142,9 @@ func (r *Rules) Renew() error {
 			// Old kernels can't change the timeout of an element that exists
 			// and refuse to delete one that has expired: add it so that it
 			// exists in any case, delete it, add it afresh.
-			r.element(b, f, msgNewElem)
-			r.element(b, f, msgDelElem)
-			r.element(b, f, msgNewElem)
+			r.element(b, f, msgNewElem, life)
+			r.element(b, f, msgDelElem, 0)
+			r.element(b, f, msgNewElem, life)
 		}
 	})
 	if err != nil {

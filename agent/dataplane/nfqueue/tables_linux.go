@@ -117,7 +117,7 @@ func (r *Rules) addTables(b *builder, down, up Direction) {
 		r.deleteTable(b, f)
 		r.newTable(b, f, flags)
 		r.addSet(b, f)
-		r.element(b, f, msgNewElem)
+		r.element(b, f, msgNewElem, 0)
 		for _, d := range directions {
 			r.addChain(b, f, d.queueChain, d.hook, d.priority)
 			r.addChain(b, f, d.markChain, d.hook, d.priority+1)
@@ -154,7 +154,9 @@ func (r *Rules) addSet(b *builder, family uint8) {
 	b.end()
 }
 
-func (r *Rules) element(b *builder, family uint8, msg uint16) {
+// element adds or deletes the element that says that we are alive; a life of 0
+// is the set's.
+func (r *Rules) element(b *builder, family uint8, msg uint16, life time.Duration) {
 	flags := uint16(unix.NLM_F_REQUEST | unix.NLM_F_ACK)
 	if msg == msgNewElem {
 		flags |= unix.NLM_F_CREATE
@@ -165,6 +167,9 @@ func (r *Rules) element(b *builder, family uint8, msg uint16) {
 	b.nest(elemsList, func() {
 		b.nest(listElem, func() {
 			b.nest(elemKey, func() { b.attr(dataValue, r.ifname()) })
+			if life != 0 {
+				b.u64(elemTimeout, uint64(life/time.Millisecond))
+			}
 		})
 	})
 	b.end()

@@ -37,6 +37,13 @@ import (
 const (
 	renewEvery = nfqueue.Lifetime / 4
 
+	// While hardly a packet comes the keeper sleeps longer, as its waking up
+	// is most of what an idle home costs: at most this many moves of the loops
+	// between two renewals, for some renewals in a row.
+	quietEvery = 5 * time.Second
+	quietMoves = 8
+	quietTicks = 10
+
 	// answerTime is how long Stats, Clear and Close wait for a packet loop.
 	answerTime = 2 * time.Second
 )
@@ -53,7 +60,7 @@ type Config struct {
 type rules interface {
 	Install(down, up nfqueue.Direction) error
 	Set(down, up nfqueue.Direction) error
-	Renew() error
+	Renew(life time.Duration) error
 	Counters() (down, up uint64, err error)
 	Remove() error
 	Close() error
@@ -76,6 +83,15 @@ type Dataplane struct {
 	dirs     [2]nfqueue.Direction
 	bypassed [2]uint64
 	closed   bool
+	seen     [2]snapshot // by Stats, of each loop
+}
+
+// snapshot is what a loop said when moved had a value.
+type snapshot struct {
+	valid    bool
+	moved    uint32
+	counters nfqueue.Counters
+	stats    engine.Stats
 }
 
 var _ dataplane.Dataplane = (*Dataplane)(nil)
@@ -290,22 +306,16 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
 	for i, l := range []*loop{d.down, d.up} {
-		var c nfqueue.Counters
 		out := &st.Down
 		if l == d.up {
 			out = &st.Up
 		}
-		err := l.do(ctx, func() {
-			c = l.q.Counters()
-			if l.sched != nil {
-				l.sched.Stats(l.now(), out)
-				out.Config = l.cfg
-			}
-		})
-		if err != nil {
+		if err := l.look(ctx, &d.seen[i]); err != nil {
 			d.log.Debug("a packet loop gives no statistics", "error", err)
 			return false
 		}
+		*out = d.seen[i].stats
+		c := d.seen[i].counters
 		st.Batches += c.Batches
 		st.Packets += c.Packets
 		st.QueueOverflows += c.Overflows
@@ -315,6 +325,27 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 		st.BypassedPackets += d.bypassed[i]
 	}
 	return true
+}
+
+// look brings a snapshot up to date. A loop that sleeps and has not moved is not
+// woken: waking is most of what an idle home costs.
+func (l *loop) look(ctx context.Context, s *snapshot) error {
+	select {
+	case <-l.done:
+		return l.ended()
+	default:
+	}
+	if s.valid && s.moved == l.moved.Load() && l.busy.Load()%2 == 0 {
+		return nil
+	}
+	s.valid = false
+	return l.do(ctx, func() {
+		*s = snapshot{valid: true, moved: l.moved.Load(), counters: l.q.Counters()}
+		if l.sched != nil {
+			l.sched.Stats(l.now(), &s.stats)
+			s.stats.Config = l.cfg
+		}
+	})
 }
 
 // Close implements dataplane.Dataplane.
@@ -335,9 +366,12 @@ func (d *Dataplane) Close() error {
 // keep renews the rules as long as both loops move. Without it they run out
 // and packets pass unshaped.
 func (d *Dataplane) keep() {
-	t := time.NewTicker(renewEvery)
+	every := renewEvery
+	t := time.NewTimer(every)
 	defer t.Stop()
 	var busy [2]uint32
+	var moved uint32
+	quiet, over := 0, false
 	for {
 		select {
 		case <-d.stopKeeper:
@@ -357,9 +391,25 @@ func (d *Dataplane) keep() {
 		case hung == nil && before != nil:
 			d.log.Info("the packet loops move again")
 		}
-		if hung == nil {
-			d.renew()
+		before := moved
+		moved = d.down.moved.Load() + d.up.moved.Load()
+		quiet++
+		if moved-before > quietMoves || hung != nil {
+			quiet = 0
 		}
+		last := every
+		every = renewEvery
+		if quiet >= quietTicks {
+			every = quietEvery
+		}
+		switch {
+		case hung == nil:
+			over = false
+			d.renew(4 * every)
+		case !over: // what was renewed for long ends now
+			over = last == renewEvery || d.renew(time.Millisecond)
+		}
+		t.Reset(every)
 	}
 }
 
@@ -379,16 +429,18 @@ func (d *Dataplane) Health() error {
 	}
 }
 
-func (d *Dataplane) renew() {
+// renew lets the rules live for a time from now on, and returns whether it could
+// try.
+func (d *Dataplane) renew(life time.Duration) bool {
 	// A method that is at work may wait for a loop; the rules outlive that.
 	if !d.mu.TryLock() {
-		return
+		return false
 	}
 	defer d.mu.Unlock()
 	if d.link == nil || d.closed {
-		return
+		return true
 	}
-	err := d.parts.rules.Renew()
+	err := d.parts.rules.Renew(life)
 	if errors.Is(err, os.ErrNotExist) {
 		d.log.Warn("somebody has removed the rules, they are made again")
 		err = d.install(d.dirs)
@@ -396,4 +448,5 @@ func (d *Dataplane) renew() {
 	if err != nil {
 		d.log.Warn("rules are not renewed", "error", err)
 	}
+	return true
 }

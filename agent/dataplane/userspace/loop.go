@@ -28,9 +28,9 @@ const (
 	// seconds' worth at once.
 	maxLate = 250 * time.Millisecond
 
-	// maxWait is how long a loop sleeps at most, so that one that hangs can be
-	// told from one that sleeps.
-	maxWait = 10 * time.Second
+	// maxWait is how long a loop sleeps at most. It could be for ever: Wake and
+	// packets end it.
+	maxWait = 10 * time.Minute
 
 	// maxPanics is how often a loop starts afresh before it gives the queue up.
 	maxPanics = 3
@@ -85,6 +85,10 @@ type loop struct {
 	// busy counts up when the goroutine goes to sleep and when it wakes: an odd
 	// number that stays the same is a loop that hangs.
 	busy atomic.Uint32
+
+	// moved counts up with what changes statistics, so that those who ask for
+	// them need not wake a loop that has slept since.
+	moved atomic.Uint32
 }
 
 func newLoop(name string, q queue, dev device, seed uint64, clock func() engine.Time, log hclog.Logger) *loop {
@@ -168,6 +172,9 @@ func (l *loop) serve() (next engine.Time, err error) {
 	n, err := l.q.Recv(l.pkts[:])
 	if err != nil {
 		return 0, err
+	}
+	if n > 0 || l.due != engine.Never {
+		l.moved.Add(1)
 	}
 	now := l.now()
 	if l.due != engine.Never {
@@ -278,6 +285,7 @@ func (l *loop) apply(c engine.Config) error {
 		return err
 	}
 	l.sched, l.cfg = sched, c
+	l.moved.Add(1)
 	if err := l.drop(); err != nil { // tins that are not in use any more
 		return err
 	}
@@ -287,6 +295,7 @@ func (l *loop) apply(c engine.Config) error {
 // release lets every packet go, in the order of arrival, and forgets the
 // scheduler: what comes now passes as it comes.
 func (l *loop) release() error {
+	l.moved.Add(1)
 	l.sched = nil
 	l.held = slots{}
 	return l.q.Release()

@@ -370,6 +370,49 @@ func TestKeeper(t *testing.T) {
 	})
 }
 
+// TestQuietKeeper wants few renewals while there are few packets, rules that
+// live as long as it takes, and their end at once when a loop stands still.
+func TestQuietKeeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t)
+		f.apply(t, func(*engine.Config) {})
+		time.Sleep((quietTicks + 2) * renewEvery)
+		_, before := f.rules.Calls()
+		time.Sleep(time.Minute)
+		_, after := f.rules.Calls()
+		if n := after - before; n > int(time.Minute/quietEvery)+1 || f.rules.Life() < 2*quietEvery {
+			t.Errorf("renewed %d times in a quiet minute, for %v", n, f.rules.Life())
+		}
+
+		goOn := make(chan struct{})
+		inject := func() { f.up.Panic = func() { f.up.Panic = nil; <-goOn } }
+		if err := f.Dataplane.up.do(context.Background(), inject); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2*quietEvery + renewEvery)
+		synctest.Wait()
+		if f.rules.Life() != time.Millisecond {
+			t.Errorf("a loop stands still and the rules live for %v", f.rules.Life())
+		}
+		close(goOn)
+		time.Sleep(2 * renewEvery)
+		if f.rules.Life() != nfqueue.Lifetime {
+			t.Errorf("the loop moves and the rules live for %v", f.rules.Life())
+		}
+		for range 2 * quietTicks {
+			for range quietMoves + 1 {
+				f.up.Push(packet(986, 0, 1))
+				synctest.Wait()
+			}
+			time.Sleep(renewEvery)
+		}
+		if f.rules.Life() != nfqueue.Lifetime {
+			t.Errorf("packets come and the rules live for %v", f.rules.Life())
+		}
+		f.Close()
+	})
+}
+
 // TestInstallFails wants an error and no half set-up.
 func TestInstallFails(t *testing.T) {
 	f := newFakes(t)

@@ -666,12 +666,10 @@ type Report struct {
 	// The agent's own cost.
 	Agent *AgentStats `protobuf:"bytes,6,opt,name=agent,proto3" json:"agent,omitempty"`
 	// If not 0, this is the difference from the report of the same stream and
-	// boot with this sequence: every integer below down, up, agent and latency
+	// boot with this sequence: every integer below down, up and agent
 	// is new minus old in the zigzag encoding, whatever its type; zeros at the end
 	// of lists are left out. The first report of a stream is never one.
-	Since uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
-	// Measured delay to a host beyond the link; absent unless it is asked for.
-	Latency       *Latency `protobuf:"bytes,8,opt,name=latency,proto3" json:"latency,omitempty"`
+	Since         uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -755,115 +753,6 @@ func (x *Report) GetSince() uint64 {
 	return 0
 }
 
-func (x *Report) GetLatency() *Latency {
-	if x != nil {
-		return x.Latency
-	}
-	return nil
-}
-
-// Latency has round-trip times to one host since the agent started. They tell
-// apart whether the link was shaped, and whether it was under load: half of
-// its rate or more in either direction.
-type Latency struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The host.
-	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	// Probes sent.
-	Sent uint64 `protobuf:"varint,2,opt,name=sent,proto3" json:"sent,omitempty"`
-	// Probes without an answer in time.
-	Lost uint64 `protobuf:"varint,3,opt,name=lost,proto3" json:"lost,omitempty"`
-	// Not shaped, little traffic.
-	UnshapedIdle *Histogram `protobuf:"bytes,4,opt,name=unshaped_idle,json=unshapedIdle,proto3" json:"unshaped_idle,omitempty"`
-	// Not shaped, under load.
-	UnshapedLoaded *Histogram `protobuf:"bytes,5,opt,name=unshaped_loaded,json=unshapedLoaded,proto3" json:"unshaped_loaded,omitempty"`
-	// Shaped, little traffic.
-	ShapedIdle *Histogram `protobuf:"bytes,6,opt,name=shaped_idle,json=shapedIdle,proto3" json:"shaped_idle,omitempty"`
-	// Shaped, under load.
-	ShapedLoaded  *Histogram `protobuf:"bytes,7,opt,name=shaped_loaded,json=shapedLoaded,proto3" json:"shaped_loaded,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Latency) Reset() {
-	*x = Latency{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Latency) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Latency) ProtoMessage() {}
-
-func (x *Latency) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Latency.ProtoReflect.Descriptor instead.
-func (*Latency) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *Latency) GetHost() string {
-	if x != nil {
-		return x.Host
-	}
-	return ""
-}
-
-func (x *Latency) GetSent() uint64 {
-	if x != nil {
-		return x.Sent
-	}
-	return 0
-}
-
-func (x *Latency) GetLost() uint64 {
-	if x != nil {
-		return x.Lost
-	}
-	return 0
-}
-
-func (x *Latency) GetUnshapedIdle() *Histogram {
-	if x != nil {
-		return x.UnshapedIdle
-	}
-	return nil
-}
-
-func (x *Latency) GetUnshapedLoaded() *Histogram {
-	if x != nil {
-		return x.UnshapedLoaded
-	}
-	return nil
-}
-
-func (x *Latency) GetShapedIdle() *Histogram {
-	if x != nil {
-		return x.ShapedIdle
-	}
-	return nil
-}
-
-func (x *Latency) GetShapedLoaded() *Histogram {
-	if x != nil {
-		return x.ShapedLoaded
-	}
-	return nil
-}
-
 // GetRouterStatsRequest asks for one router's statistics.
 type GetRouterStatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -875,7 +764,7 @@ type GetRouterStatsRequest struct {
 
 func (x *GetRouterStatsRequest) Reset() {
 	*x = GetRouterStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -887,7 +776,7 @@ func (x *GetRouterStatsRequest) String() string {
 func (*GetRouterStatsRequest) ProtoMessage() {}
 
 func (x *GetRouterStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -900,7 +789,7 @@ func (x *GetRouterStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetRouterStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *GetRouterStatsRequest) GetRouterId() string {
@@ -925,7 +814,7 @@ type GetRouterStatsResponse struct {
 
 func (x *GetRouterStatsResponse) Reset() {
 	*x = GetRouterStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +826,7 @@ func (x *GetRouterStatsResponse) String() string {
 func (*GetRouterStatsResponse) ProtoMessage() {}
 
 func (x *GetRouterStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +839,7 @@ func (x *GetRouterStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetRouterStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetRouterStatsResponse) GetReport() *Report {
@@ -983,7 +872,7 @@ type ListPlanStatsRequest struct {
 
 func (x *ListPlanStatsRequest) Reset() {
 	*x = ListPlanStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +884,7 @@ func (x *ListPlanStatsRequest) String() string {
 func (*ListPlanStatsRequest) ProtoMessage() {}
 
 func (x *ListPlanStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +897,7 @@ func (x *ListPlanStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanStatsRequest.ProtoReflect.Descriptor instead.
 func (*ListPlanStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{7}
 }
 
 // ListPlanStatsResponse has one entry for each plan.
@@ -1022,7 +911,7 @@ type ListPlanStatsResponse struct {
 
 func (x *ListPlanStatsResponse) Reset() {
 	*x = ListPlanStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1034,7 +923,7 @@ func (x *ListPlanStatsResponse) String() string {
 func (*ListPlanStatsResponse) ProtoMessage() {}
 
 func (x *ListPlanStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1047,7 +936,7 @@ func (x *ListPlanStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanStatsResponse.ProtoReflect.Descriptor instead.
 func (*ListPlanStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListPlanStatsResponse) GetPlans() []*PlanStats {
@@ -1078,7 +967,7 @@ type PlanStats struct {
 
 func (x *PlanStats) Reset() {
 	*x = PlanStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +979,7 @@ func (x *PlanStats) String() string {
 func (*PlanStats) ProtoMessage() {}
 
 func (x *PlanStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +992,7 @@ func (x *PlanStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanStats.ProtoReflect.Descriptor instead.
 func (*PlanStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PlanStats) GetPlan() string {
@@ -1172,7 +1061,7 @@ type DirectionSums struct {
 
 func (x *DirectionSums) Reset() {
 	*x = DirectionSums{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1073,7 @@ func (x *DirectionSums) String() string {
 func (*DirectionSums) ProtoMessage() {}
 
 func (x *DirectionSums) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1086,7 @@ func (x *DirectionSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectionSums.ProtoReflect.Descriptor instead.
 func (*DirectionSums) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{11}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DirectionSums) GetSentBytes() uint64 {
@@ -1323,7 +1212,7 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x0eresident_bytes\x18\x02 \x01(\x04R\rresidentBytes\x12)\n" +
 	"\x10bypassed_packets\x18\x03 \x01(\x04R\x0fbypassedPackets\x12'\n" +
 	"\x0fqueue_overflows\x18\x04 \x01(\x04R\x0equeueOverflows\x12(\n" +
-	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\"\xc7\x02\n" +
+	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\"\x96\x02\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x121\n" +
@@ -1331,17 +1220,7 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x04down\x18\x04 \x01(\v2\x1c.cakefleet.v1.DirectionStatsR\x04down\x12,\n" +
 	"\x02up\x18\x05 \x01(\v2\x1c.cakefleet.v1.DirectionStatsR\x02up\x12.\n" +
 	"\x05agent\x18\x06 \x01(\v2\x18.cakefleet.v1.AgentStatsR\x05agent\x12\x14\n" +
-	"\x05since\x18\a \x01(\x04R\x05since\x12/\n" +
-	"\alatency\x18\b \x01(\v2\x15.cakefleet.v1.LatencyR\alatency\"\xbd\x02\n" +
-	"\aLatency\x12\x12\n" +
-	"\x04host\x18\x01 \x01(\tR\x04host\x12\x12\n" +
-	"\x04sent\x18\x02 \x01(\x04R\x04sent\x12\x12\n" +
-	"\x04lost\x18\x03 \x01(\x04R\x04lost\x12<\n" +
-	"\runshaped_idle\x18\x04 \x01(\v2\x17.cakefleet.v1.HistogramR\funshapedIdle\x12@\n" +
-	"\x0funshaped_loaded\x18\x05 \x01(\v2\x17.cakefleet.v1.HistogramR\x0eunshapedLoaded\x128\n" +
-	"\vshaped_idle\x18\x06 \x01(\v2\x17.cakefleet.v1.HistogramR\n" +
-	"shapedIdle\x12<\n" +
-	"\rshaped_loaded\x18\a \x01(\v2\x17.cakefleet.v1.HistogramR\fshapedLoaded\"4\n" +
+	"\x05since\x18\a \x01(\x04R\x05since\"4\n" +
 	"\x15GetRouterStatsRequest\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\"\xa5\x01\n" +
 	"\x16GetRouterStatsResponse\x12,\n" +
@@ -1383,53 +1262,47 @@ func file_cakefleet_v1_telemetry_proto_rawDescGZIP() []byte {
 	return file_cakefleet_v1_telemetry_proto_rawDescData
 }
 
-var file_cakefleet_v1_telemetry_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_cakefleet_v1_telemetry_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_cakefleet_v1_telemetry_proto_goTypes = []any{
 	(*Histogram)(nil),              // 0: cakefleet.v1.Histogram
 	(*TinStats)(nil),               // 1: cakefleet.v1.TinStats
 	(*DirectionStats)(nil),         // 2: cakefleet.v1.DirectionStats
 	(*AgentStats)(nil),             // 3: cakefleet.v1.AgentStats
 	(*Report)(nil),                 // 4: cakefleet.v1.Report
-	(*Latency)(nil),                // 5: cakefleet.v1.Latency
-	(*GetRouterStatsRequest)(nil),  // 6: cakefleet.v1.GetRouterStatsRequest
-	(*GetRouterStatsResponse)(nil), // 7: cakefleet.v1.GetRouterStatsResponse
-	(*ListPlanStatsRequest)(nil),   // 8: cakefleet.v1.ListPlanStatsRequest
-	(*ListPlanStatsResponse)(nil),  // 9: cakefleet.v1.ListPlanStatsResponse
-	(*PlanStats)(nil),              // 10: cakefleet.v1.PlanStats
-	(*DirectionSums)(nil),          // 11: cakefleet.v1.DirectionSums
-	(*Shaping)(nil),                // 12: cakefleet.v1.Shaping
-	(*durationpb.Duration)(nil),    // 13: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 14: google.protobuf.Timestamp
+	(*GetRouterStatsRequest)(nil),  // 5: cakefleet.v1.GetRouterStatsRequest
+	(*GetRouterStatsResponse)(nil), // 6: cakefleet.v1.GetRouterStatsResponse
+	(*ListPlanStatsRequest)(nil),   // 7: cakefleet.v1.ListPlanStatsRequest
+	(*ListPlanStatsResponse)(nil),  // 8: cakefleet.v1.ListPlanStatsResponse
+	(*PlanStats)(nil),              // 9: cakefleet.v1.PlanStats
+	(*DirectionSums)(nil),          // 10: cakefleet.v1.DirectionSums
+	(*Shaping)(nil),                // 11: cakefleet.v1.Shaping
+	(*durationpb.Duration)(nil),    // 12: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 13: google.protobuf.Timestamp
 }
 var file_cakefleet_v1_telemetry_proto_depIdxs = []int32{
 	0,  // 0: cakefleet.v1.TinStats.sojourn:type_name -> cakefleet.v1.Histogram
-	12, // 1: cakefleet.v1.DirectionStats.shaping:type_name -> cakefleet.v1.Shaping
+	11, // 1: cakefleet.v1.DirectionStats.shaping:type_name -> cakefleet.v1.Shaping
 	1,  // 2: cakefleet.v1.DirectionStats.tins:type_name -> cakefleet.v1.TinStats
-	13, // 3: cakefleet.v1.AgentStats.cpu_time:type_name -> google.protobuf.Duration
-	13, // 4: cakefleet.v1.Report.uptime:type_name -> google.protobuf.Duration
+	12, // 3: cakefleet.v1.AgentStats.cpu_time:type_name -> google.protobuf.Duration
+	12, // 4: cakefleet.v1.Report.uptime:type_name -> google.protobuf.Duration
 	2,  // 5: cakefleet.v1.Report.down:type_name -> cakefleet.v1.DirectionStats
 	2,  // 6: cakefleet.v1.Report.up:type_name -> cakefleet.v1.DirectionStats
 	3,  // 7: cakefleet.v1.Report.agent:type_name -> cakefleet.v1.AgentStats
-	5,  // 8: cakefleet.v1.Report.latency:type_name -> cakefleet.v1.Latency
-	0,  // 9: cakefleet.v1.Latency.unshaped_idle:type_name -> cakefleet.v1.Histogram
-	0,  // 10: cakefleet.v1.Latency.unshaped_loaded:type_name -> cakefleet.v1.Histogram
-	0,  // 11: cakefleet.v1.Latency.shaped_idle:type_name -> cakefleet.v1.Histogram
-	0,  // 12: cakefleet.v1.Latency.shaped_loaded:type_name -> cakefleet.v1.Histogram
-	4,  // 13: cakefleet.v1.GetRouterStatsResponse.report:type_name -> cakefleet.v1.Report
-	14, // 14: cakefleet.v1.GetRouterStatsResponse.received_time:type_name -> google.protobuf.Timestamp
-	10, // 15: cakefleet.v1.ListPlanStatsResponse.plans:type_name -> cakefleet.v1.PlanStats
-	11, // 16: cakefleet.v1.PlanStats.down:type_name -> cakefleet.v1.DirectionSums
-	11, // 17: cakefleet.v1.PlanStats.up:type_name -> cakefleet.v1.DirectionSums
-	0,  // 18: cakefleet.v1.DirectionSums.sojourn:type_name -> cakefleet.v1.Histogram
-	6,  // 19: cakefleet.v1.TelemetryService.GetRouterStats:input_type -> cakefleet.v1.GetRouterStatsRequest
-	8,  // 20: cakefleet.v1.TelemetryService.ListPlanStats:input_type -> cakefleet.v1.ListPlanStatsRequest
-	7,  // 21: cakefleet.v1.TelemetryService.GetRouterStats:output_type -> cakefleet.v1.GetRouterStatsResponse
-	9,  // 22: cakefleet.v1.TelemetryService.ListPlanStats:output_type -> cakefleet.v1.ListPlanStatsResponse
-	21, // [21:23] is the sub-list for method output_type
-	19, // [19:21] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	4,  // 8: cakefleet.v1.GetRouterStatsResponse.report:type_name -> cakefleet.v1.Report
+	13, // 9: cakefleet.v1.GetRouterStatsResponse.received_time:type_name -> google.protobuf.Timestamp
+	9,  // 10: cakefleet.v1.ListPlanStatsResponse.plans:type_name -> cakefleet.v1.PlanStats
+	10, // 11: cakefleet.v1.PlanStats.down:type_name -> cakefleet.v1.DirectionSums
+	10, // 12: cakefleet.v1.PlanStats.up:type_name -> cakefleet.v1.DirectionSums
+	0,  // 13: cakefleet.v1.DirectionSums.sojourn:type_name -> cakefleet.v1.Histogram
+	5,  // 14: cakefleet.v1.TelemetryService.GetRouterStats:input_type -> cakefleet.v1.GetRouterStatsRequest
+	7,  // 15: cakefleet.v1.TelemetryService.ListPlanStats:input_type -> cakefleet.v1.ListPlanStatsRequest
+	6,  // 16: cakefleet.v1.TelemetryService.GetRouterStats:output_type -> cakefleet.v1.GetRouterStatsResponse
+	8,  // 17: cakefleet.v1.TelemetryService.ListPlanStats:output_type -> cakefleet.v1.ListPlanStatsResponse
+	16, // [16:18] is the sub-list for method output_type
+	14, // [14:16] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_telemetry_proto_init() }
@@ -1444,7 +1317,7 @@ func file_cakefleet_v1_telemetry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_telemetry_proto_rawDesc), len(file_cakefleet_v1_telemetry_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue"
@@ -216,6 +217,8 @@ func signal(c chan struct{}) {
 
 // Rules are nfqueue.Rules without a kernel.
 type Rules struct {
+	life atomic.Int64 // of the last Renew, ns
+
 	mu       sync.Mutex
 	down, up nfqueue.Direction
 	there    bool
@@ -244,6 +247,9 @@ func (r *Rules) State() (down, up nfqueue.Direction, there bool) {
 	defer r.mu.Unlock()
 	return r.down, r.up, r.there
 }
+
+// Life returns for how long the rules were renewed last.
+func (r *Rules) Life() time.Duration { return time.Duration(r.life.Load()) }
 
 // Calls returns how often rules were installed and renewed.
 func (r *Rules) Calls() (installs, renewals int) {
@@ -279,7 +285,8 @@ func (r *Rules) Set(down, up nfqueue.Direction) error {
 }
 
 // Renew is like nfqueue.Rules.Renew.
-func (r *Rules) Renew() error {
+func (r *Rules) Renew(life time.Duration) error {
+	r.life.Store(int64(life))
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.there {
