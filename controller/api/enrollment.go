@@ -42,8 +42,12 @@ func (e *EnrollmentService) Enroll(ctx context.Context, req *pb.EnrollRequest) (
 	if err != nil {
 		return nil, statusOf(badField("csr", err))
 	}
+	id, err := identity.KeyOf(key)
+	if err != nil {
+		return nil, statusOf(err)
+	}
 	now := time.Now()
-	_, router, err := e.store.UseToken(ctx, token.ID, token.Hash(), now)
+	_, router, err := e.store.UseToken(ctx, token.ID, token.Hash(), id, now)
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -44,6 +43,7 @@ type fixture struct {
 	authority *identity.Authority
 	sessions  *api.SessionService
 	log       *logBuffer
+	keys      map[string]ed25519.PrivateKey // of routers
 
 	agents, operators *bufconn.Listener
 }
@@ -68,7 +68,7 @@ func (l *logBuffer) String() string {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{t: t, log: &logBuffer{}}
+	f := &fixture{t: t, log: &logBuffer{}, keys: map[string]ed25519.PrivateKey{}}
 	logger := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: f.log})
 	f.store = storetest.NewFake(t, func(c store.Change) { f.sessions.Changed(c) })
 	var err error
@@ -146,13 +146,23 @@ func (f *fixture) dial(l *bufconn.Listener, cert *tls.Certificate) *grpc.ClientC
 	return conn
 }
 
-func (f *fixture) routerCert(id string) *tls.Certificate {
+// key returns the key of a router, the same every time.
+func (f *fixture) key(id string) (ed25519.PrivateKey, plan.Key) {
 	f.t.Helper()
-	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if f.keys[id] == nil {
+		f.keys[id] = newKey(f.t)
+	}
+	known, err := identity.KeyOf(f.keys[id].Public().(ed25519.PublicKey))
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	der, err := f.authority.SignRouter(pub, id, time.Now())
+	return f.keys[id], known
+}
+
+func (f *fixture) routerCert(id string) *tls.Certificate {
+	f.t.Helper()
+	key, _ := f.key(id)
+	der, err := f.authority.SignRouter(key.Public().(ed25519.PublicKey), id, time.Now())
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -194,7 +204,8 @@ func (f *fixture) setRouter(id, planName string) {
 	if _, err := f.store.PutSubscriber(f.t.Context(), plan.Subscriber{ID: "sub-" + id, Plan: planName}, store.Any); err != nil {
 		f.t.Fatal(err)
 	}
-	if _, err := f.store.PutRouter(f.t.Context(), plan.Router{ID: id, Subscriber: "sub-" + id}, store.Any); err != nil {
+	_, key := f.key(id)
+	if _, err := f.store.PutRouter(f.t.Context(), plan.Router{ID: id, Subscriber: "sub-" + id, Key: key}, store.Any); err != nil {
 		f.t.Fatal(err)
 	}
 }

@@ -136,8 +136,12 @@ func (s *RouterService) UpdateRouter(ctx context.Context, req *pb.UpdateRouterRe
 	if expect == 0 {
 		expect = old.router.Revision
 	}
-	if expect != old.router.Revision || req.GetRouter().GetSubscriber() != old.router.Subscriber {
-		r := plan.Router{ID: old.router.ID, Subscriber: req.GetRouter().GetSubscriber()}
+	if expect != old.router.Revision {
+		return nil, statusOf(&store.Error{Kind: store.KindRouter, ID: old.router.ID, Err: store.ErrConflict, Want: expect, Have: old.router.Revision, Updated: old.router.Updated})
+	}
+	if req.GetRouter().GetSubscriber() != old.router.Subscriber {
+		r := old.router
+		r.Subscriber = req.GetRouter().GetSubscriber()
 		if _, err := s.store.PutRouter(ctx, r, expect); err != nil {
 			return nil, statusOf(err)
 		}

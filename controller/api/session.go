@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/controller/fleet"
+	"github.com/cakefleet/cakefleet/controller/identity"
 	"github.com/cakefleet/cakefleet/controller/resolve"
 	"github.com/cakefleet/cakefleet/controller/store"
 	"github.com/cakefleet/cakefleet/controller/telemetry"
@@ -101,8 +102,8 @@ func (s *SessionService) Connect(stream pb.SessionService_ConnectServer) error {
 	if err != nil {
 		return err
 	}
-	if _, exists := s.desired(who.Name); !exists {
-		return removed(who.Name)
+	if _, err := s.desired(who); err != nil {
+		return err
 	}
 	session := s.hub.Open(who.Name, hello, peerAddress(stream.Context()), time.Now())
 	defer func() { session.Close(time.Now()) }()
@@ -111,11 +112,11 @@ func (s *SessionService) Connect(stream pb.SessionService_ConnectServer) error {
 	if err := stream.Send(&pb.ConnectResponse{Message: &pb.ConnectResponse_Settings{Settings: settings}}); err != nil {
 		return err
 	}
-	return s.send(stream, session, who.Name, r.ended)
+	return s.send(stream, session, who, r.ended)
 }
 
 // send sends what the session says until the stream or the session ends.
-func (s *SessionService) send(stream pb.SessionService_ConnectServer, session *fleet.Session, router string, ended <-chan error) error {
+func (s *SessionService) send(stream pb.SessionService_ConnectServer, session *fleet.Session, who identity.Peer, ended <-chan error) error {
 	var timer *time.Timer // made when it is needed first: most sessions are calm
 	defer func() {
 		if timer != nil {
@@ -123,9 +124,9 @@ func (s *SessionService) send(stream pb.SessionService_ConnectServer, session *f
 		}
 	}()
 	for {
-		desired, exists := s.desired(router)
-		if !exists {
-			return removed(router)
+		desired, err := s.desired(who)
+		if err != nil {
+			return err
 		}
 		now := time.Now()
 		push, ok, wait := session.Next(now, desired)
@@ -152,9 +153,9 @@ func (s *SessionService) send(stream pb.SessionService_ConnectServer, session *f
 		case <-session.Woken():
 		case <-due:
 		case err := <-ended:
-			return why(session, router, err)
+			return why(session, who.Name, err)
 		case <-session.Done():
-			return why(session, router, nil)
+			return why(session, who.Name, nil)
 		case <-s.stopping:
 			return status.Error(codes.Unavailable, "the controller stops")
 		}
@@ -174,15 +175,25 @@ func why(session *fleet.Session, router string, err error) error {
 	return status.Error(codes.Aborted, session.Err().Error())
 }
 
-// desired returns what a router should run; exists is false if there is no
-// such router.
-func (s *SessionService) desired(router string) (d plan.Desired, exists bool) {
-	s.store.View(func(st *store.State) { d, exists = resolve.Router(st, router, time.Now(), &s.hashes) })
-	return d, exists
+// desired returns what a router should run, or why it may not know: there is no
+// such router, or one that has joined with another key since. Its certificate
+// may be good for a long time yet.
+func (s *SessionService) desired(who identity.Peer) (d plan.Desired, err error) {
+	s.store.View(func(st *store.State) {
+		r, exists := st.Router(who.Name)
+		switch {
+		case !exists:
+			err = removed(who.Name)
+		case r.Key != who.Key:
+			err = status.Errorf(codes.PermissionDenied, "router %s: is another device now, or has a new key; to come back it needs a join token", who.Name)
+		default:
+			d, _ = resolve.Router(st, who.Name, time.Now(), &s.hashes)
+		}
+	})
+	return d, err
 }
 
 // removed is the answer to a router that isn't in the store, or not any more.
-// Its certificate may be good for a long time yet.
 func removed(router string) error {
 	return status.Errorf(codes.PermissionDenied, "router %s: was removed from the fleet", router)
 }

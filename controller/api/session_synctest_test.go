@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
 	"net/url"
@@ -33,10 +34,15 @@ type fakeStream struct {
 	stop context.CancelFunc
 }
 
-func newFakeStream(t *testing.T, router string) *fakeStream {
-	cert := &x509.Certificate{URIs: []*url.URL{{Scheme: "cakefleet", Host: "router", Path: "/" + router}}}
+func (f *fixture) fakeStream(router string) *fakeStream {
+	key, _ := f.key(router)
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	cert := &x509.Certificate{RawSubjectPublicKeyInfo: der, URIs: []*url.URL{{Scheme: "cakefleet", Host: "router", Path: "/" + router}}}
 	info := credentials.TLSInfo{State: tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{cert}}}}
-	ctx, stop := context.WithCancel(peer.NewContext(t.Context(), &peer.Peer{AuthInfo: info}))
+	ctx, stop := context.WithCancel(peer.NewContext(f.t.Context(), &peer.Peer{AuthInfo: info}))
 	return &fakeStream{ctx: ctx, stop: stop, in: make(chan *pb.ConnectRequest, 10), out: make(chan *pb.ConnectResponse, 1000)}
 }
 
@@ -67,7 +73,7 @@ func (s *fakeStream) serve(sessions *api.SessionService) <-chan error {
 }
 
 func newSessions(t *testing.T) (*fixture, *api.SessionService) {
-	f := &fixture{t: t}
+	f := &fixture{t: t, keys: map[string]ed25519.PrivateKey{}}
 	f.store = storetest.NewFake(t, func(c store.Change) { f.sessions.Changed(c) })
 	f.sessions = api.NewSessionService(f.store, fleet.NewHub(), telemetry.New(interval), interval, hclog.NewNullLogger())
 	return f, f.sessions
@@ -75,9 +81,9 @@ func newSessions(t *testing.T) (*fixture, *api.SessionService) {
 
 func TestSessionWithoutHello(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, sessions := newSessions(t)
+		f, sessions := newSessions(t)
 		began := time.Now()
-		err := <-newFakeStream(t, "home-1").serve(sessions)
+		err := <-f.fakeStream("home-1").serve(sessions)
 		if status.Code(err) != codes.DeadlineExceeded || time.Since(began) != 10*time.Second {
 			t.Errorf("ended after %v with %v", time.Since(began), err)
 		}
@@ -92,7 +98,7 @@ func TestFleet025(t *testing.T) {
 		f, sessions := newSessions(t)
 		f.setPlan("gold", 20e6)
 		f.setRouter("home-1", "gold")
-		s := newFakeStream(t, "home-1")
+		s := f.fakeStream("home-1")
 		ended := s.serve(sessions)
 		s.in <- &pb.ConnectRequest{Message: &pb.ConnectRequest_Hello{Hello: &pb.Hello{RouterId: "home-1", BootId: "b"}}}
 		<-s.out // settings

@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,8 @@ func TestSessionConverges(t *testing.T) {
 	f.waitSync(ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 
 	// Its subscriber goes: nothing is shaped any more.
-	if _, err := f.store.PutRouter(t.Context(), plan.Router{ID: "home-1"}, store.Any); err != nil {
+	_, key := f.key("home-1")
+	if _, err := f.store.PutRouter(t.Context(), plan.Router{ID: "home-1", Key: key}, store.Any); err != nil {
 		t.Fatal(err)
 	}
 	d = a.desired()
@@ -182,6 +184,51 @@ func TestSessionOfRemovedRouter(t *testing.T) {
 	}
 	if _, err := routers.GetRouter(t.Context(), &pb.GetRouterRequest{Id: "home-1"}); status.Code(err) != codes.NotFound {
 		t.Errorf("get: %v", err)
+	}
+}
+
+// A router that joins again, removed before or not, leaves the certificates of
+// its old keys worthless: their sessions end and new ones are refused.
+func TestSessionOfReplacedKey(t *testing.T) {
+	for _, remove := range []bool{false, true} {
+		t.Run(fmt.Sprintf("removed=%t", remove), func(t *testing.T) {
+			f := newFixture(t)
+			ops, anon := f.dial(f.operators, f.operatorCert()), f.dial(f.agents, nil)
+			f.setPlan("gold", 1e6)
+			f.setRouter("home-1", "gold")
+			old := f.routerCert("home-1")
+			a := f.connect("home-1", &pb.Hello{})
+			a.apply(a.desired())
+			token := f.createToken(ops, &pb.CreateTokenRequest{RouterId: "home-1", Subscriber: "sub-home-1"})
+			if remove {
+				if _, err := pb.NewRouterServiceClient(ops).DeleteRouter(t.Context(), &pb.DeleteRouterRequest{Id: "home-1"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f.keys["home-1"] = newKey(t)
+			if _, err := f.enroll(anon, token.GetSecret(), csr(t, f.keys["home-1"])); err != nil {
+				t.Fatal(err)
+			}
+			if code := a.ends(); code != codes.PermissionDenied {
+				t.Errorf("session of the old key ended with %v", code)
+			}
+
+			fresh := f.connect("home-1", &pb.Hello{})
+			fresh.apply(fresh.desired())
+			f.waitSync(ops, pb.SyncState_SYNC_STATE_IN_SYNC)
+			again := f.stream("home-1", f.dial(f.agents, old))
+			again.send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Hello{Hello: &pb.Hello{RouterId: "home-1", BootId: "b"}}})
+			if code := again.ends(); code != codes.PermissionDenied {
+				t.Errorf("new session of the old key ended with %v", code)
+			}
+			// The attempt has not disturbed the router, and what operators
+			// change of it leaves its key.
+			if _, err := pb.NewRouterServiceClient(ops).UpdateRouter(t.Context(), &pb.UpdateRouterRequest{Router: &pb.Router{Id: "home-1"}}); err != nil {
+				t.Fatal(err)
+			}
+			fresh.apply(fresh.desired())
+			f.waitSync(ops, pb.SyncState_SYNC_STATE_NONE)
+		})
 	}
 }
 

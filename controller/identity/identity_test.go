@@ -382,8 +382,18 @@ func TestDoors(t *testing.T) {
 			if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
 				t.Fatalf("got error %v, want %q", err, c.err)
 			}
-			if got != c.want {
-				t.Errorf("got %+v, want %+v", got, c.want)
+			want := c.want
+			if leaf := c.client.Certificates; want.Name != "" {
+				cert, err := x509.ParseCertificate(leaf[0].Certificate[0])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if want.Key, err = identity.KeyOf(cert.PublicKey.(ed25519.PublicKey)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got != want {
+				t.Errorf("got %+v, want %+v", got, want)
 			}
 		})
 	}

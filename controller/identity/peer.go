@@ -1,6 +1,8 @@
 package identity
 
 import (
+	"crypto/ed25519"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -39,6 +41,16 @@ func (r Role) String() string {
 type Peer struct {
 	Role Role
 	Name string // router id or operator name
+	Key  plan.Key
+}
+
+// KeyOf returns what stands for a public key.
+func KeyOf(pub ed25519.PublicKey) (plan.Key, error) {
+	der, err := x509.MarshalPKIXPublicKey(pub)
+	if err != nil {
+		return plan.Key{}, fmt.Errorf("public key: %w", err)
+	}
+	return sha256.Sum256(der), nil
 }
 
 // URI returns the name that the peer has in its certificate.
@@ -62,7 +74,7 @@ func peerOf(cert *x509.Certificate) (Peer, error) {
 	}
 	uri := cert.URIs[0]
 	for _, role := range []Role{RoleRouter, RoleOperator} {
-		p := Peer{Role: role}
+		p := Peer{Role: role, Key: sha256.Sum256(cert.RawSubjectPublicKeyInfo)}
 		if uri.Host != role.String() || len(uri.Path) < 2 {
 			continue
 		}

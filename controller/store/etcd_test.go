@@ -255,7 +255,7 @@ func TestTwoControllers(t *testing.T) {
 	won.Store(0)
 	for _, s := range []*store.Store{a, b, a, b} {
 		wg.Go(func() {
-			switch _, _, err := s.UseToken(ctx, "t1", tok.SecretHash, time.Now()); {
+			switch _, _, err := s.UseToken(ctx, "t1", tok.SecretHash, plan.Key{1}, time.Now()); {
 			case err == nil:
 				won.Add(1)
 			case !errors.Is(err, store.ErrToken):

@@ -64,6 +64,7 @@ type (
 	routerRecord struct {
 		Schema     int       `json:"schema"`
 		Subscriber string    `json:"subscriber,omitempty"`
+		Key        string    `json:"key,omitempty"`
 		Updated    time.Time `json:"updated"`
 	}
 	tokenRecord struct {
@@ -101,7 +102,11 @@ func encodeImported(s plan.Subscriber, rev plan.Revision) []byte {
 }
 
 func encodeRouter(r plan.Router) []byte {
-	return encode(routerRecord{Schema: schema, Subscriber: r.Subscriber, Updated: r.Updated})
+	record := routerRecord{Schema: schema, Subscriber: r.Subscriber, Updated: r.Updated}
+	if r.Key != (plan.Key{}) {
+		record.Key = hex.EncodeToString(r.Key[:])
+	}
+	return encode(record)
 }
 
 func encodeToken(t Token) []byte {
@@ -165,7 +170,13 @@ func decodeRouter(id string, value []byte, rev plan.Revision) (plan.Router, erro
 	if err := decode(value, &r, &r.Schema); err != nil {
 		return plan.Router{}, err
 	}
-	return plan.Router{ID: id, Subscriber: r.Subscriber, Revision: rev, Updated: r.Updated}, nil
+	router := plan.Router{ID: id, Subscriber: r.Subscriber, Revision: rev, Updated: r.Updated}
+	if r.Key != "" {
+		if err := decodeHash(router.Key[:], r.Key); err != nil {
+			return plan.Router{}, fmt.Errorf("key: %w", err)
+		}
+	}
+	return router, nil
 }
 
 func decodeToken(id string, value []byte, rev plan.Revision) (Token, error) {
@@ -174,13 +185,19 @@ func decodeToken(id string, value []byte, rev plan.Revision) (Token, error) {
 		return Token{}, err
 	}
 	t := Token{ID: id, Router: r.Router, Subscriber: r.Subscriber, Expires: r.Expires, Revision: rev}
-	if len(r.SecretHash) != hex.EncodedLen(len(t.SecretHash)) {
-		return Token{}, fmt.Errorf("secret_hash: %d hex digits, not %d", len(r.SecretHash), hex.EncodedLen(len(t.SecretHash)))
-	}
-	if _, err := hex.Decode(t.SecretHash[:], []byte(r.SecretHash)); err != nil {
+	if err := decodeHash(t.SecretHash[:], r.SecretHash); err != nil {
 		return Token{}, fmt.Errorf("secret_hash: %w", err)
 	}
 	return t, nil
+}
+
+// decodeHash reads hex digits that fill hash.
+func decodeHash(hash []byte, digits string) error {
+	if len(digits) != hex.EncodedLen(len(hash)) {
+		return fmt.Errorf("%d hex digits, not %d", len(digits), hex.EncodedLen(len(hash)))
+	}
+	_, err := hex.Decode(hash, []byte(digits))
+	return err
 }
 
 func decode(value []byte, record any, version *int) error {

@@ -52,12 +52,13 @@ func (s *Store) DeleteToken(ctx context.Context, id string) error {
 }
 
 // UseToken trades a token for a router in one transaction: the token is gone
-// and the router exists, and serves the token's subscriber if it names one. Of
-// any number of uses, on any number of controllers, one succeeds.
+// and the router exists, has the key, and serves the token's subscriber if it
+// names one. A key that the router had before opens nothing any more. Of any
+// number of uses, on any number of controllers, one succeeds.
 //
 // Errors: ErrToken if there is no such token, the secret is another one or now
 // is too late; ErrDangling if the subscriber was removed meanwhile.
-func (s *Store) UseToken(ctx context.Context, id string, secretHash [32]byte, now time.Time) (Token, plan.Router, error) {
+func (s *Store) UseToken(ctx context.Context, id string, secretHash [32]byte, routerKey plan.Key, now time.Time) (Token, plan.Router, error) {
 	fail := func(err error) (Token, plan.Router, error) { return Token{}, plan.Router{}, err }
 	refused := &Error{Kind: KindToken, ID: id, Err: ErrToken}
 	if plan.ValidateID("token", id) != nil {
@@ -80,7 +81,7 @@ func (s *Store) UseToken(ctx context.Context, id string, secretHash [32]byte, no
 		if subtle.ConstantTimeCompare(t.SecretHash[:], secretHash[:]) != 1 || !now.Before(t.Expires) {
 			return fail(refused)
 		}
-		r, done, err := s.useToken(ctx, t)
+		r, done, err := s.useToken(ctx, t, routerKey)
 		if done || err != nil {
 			return t, r, err
 		}
@@ -89,7 +90,7 @@ func (s *Store) UseToken(ctx context.Context, id string, secretHash [32]byte, no
 }
 
 // useToken tries once; done is false if something changed meanwhile.
-func (s *Store) useToken(ctx context.Context, t Token) (r plan.Router, done bool, err error) {
+func (s *Store) useToken(ctx context.Context, t Token, routerKey plan.Key) (r plan.Router, done bool, err error) {
 	items, _, err := s.kv.Get(ctx, key(KindRouter, t.Router))
 	if err != nil {
 		return plan.Router{}, false, fmt.Errorf("use token %s: %w", t.ID, err)
@@ -105,7 +106,7 @@ func (s *Store) useToken(ctx context.Context, t Token) (r plan.Router, done bool
 	if t.Subscriber != "" {
 		r.Subscriber = t.Subscriber
 	}
-	r.Updated = stamp()
+	r.Key, r.Updated = routerKey, stamp()
 	compares := []Compare{
 		{key(KindToken, t.ID), Equal, int64(t.Revision)},
 		{key(KindRouter, r.ID), Equal, have},

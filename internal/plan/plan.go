@@ -4,6 +4,7 @@
 package plan
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -153,9 +154,14 @@ func ValidateLabel(name, value string) error {
 type Router struct {
 	ID         string
 	Subscriber string // whom it serves; empty if nobody
+	Key        Key    // what its certificate must be for; zero: nothing opens a session
 	Revision   Revision
 	Updated    time.Time
 }
+
+// Key stands for the public key of a router: SHA-256 of its
+// SubjectPublicKeyInfo in DER.
+type Key [sha256.Size]byte
 
 // Validate returns an error that names the field.
 func (r Router) Validate() error {

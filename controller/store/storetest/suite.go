@@ -439,7 +439,7 @@ func tokenIsUsedOnce(t *testing.T, s *store.Store) {
 	errs := make([]error, uses)
 	for i := range uses {
 		wg.Go(func() {
-			got, r, err := s.UseToken(ctx, "t", tok.SecretHash, now)
+			got, r, err := s.UseToken(ctx, "t", tok.SecretHash, plan.Key{1}, now)
 			if errs[i] = err; err == nil && (got.Router != "r1" || r.ID != "r1" || r.Subscriber != "1" || r.Revision == 0) {
 				t.Errorf("token gave %+v", r)
 			}
@@ -469,7 +469,7 @@ func tokenIsRefused(t *testing.T, s *store.Store) {
 	tok := token("t", "r1", "1")
 	ok(t, s.PutToken(ctx, tok))
 	use := func(id string, hash [32]byte, at time.Time) error {
-		_, _, err := s.UseToken(ctx, id, hash, at)
+		_, _, err := s.UseToken(ctx, id, hash, plan.Key{1}, at)
 		return err
 	}
 	is(t, use("x", tok.SecretHash, now), store.ErrToken)
@@ -491,21 +491,30 @@ func tokenIsRefused(t *testing.T, s *store.Store) {
 	is(t, use("t", tok.SecretHash, now), store.ErrToken)
 }
 
-// A router that enrols again keeps its subscriber unless the token names one.
+// A router that enrols again keeps its subscriber unless the token names one,
+// and only its new key counts.
 func tokenOfKnownRouter(t *testing.T, s *store.Store) {
 	ctx := t.Context()
 	must(s.PutPlan(ctx, Plan("gold", 1, 1), 0))
 	must(s.PutSubscriber(ctx, plan.Subscriber{ID: "1", Plan: "gold"}, 0))
 	must(s.PutSubscriber(ctx, plan.Subscriber{ID: "2", Plan: "gold"}, 0))
-	must(s.PutRouter(ctx, plan.Router{ID: "r1", Subscriber: "1"}, 0))
-	for _, c := range []struct{ names, serves string }{{"", "1"}, {"2", "2"}} {
+	must(s.PutRouter(ctx, plan.Router{ID: "r1", Subscriber: "1", Key: plan.Key{1}}, 0))
+	for _, c := range []struct {
+		names, serves string
+		key           plan.Key
+	}{{"", "1", plan.Key{2}}, {"2", "2", plan.Key{31: 3}}} {
 		tok := token("t"+c.names, "r1", c.names)
 		ok(t, s.PutToken(ctx, tok))
-		_, r, err := s.UseToken(ctx, tok.ID, tok.SecretHash, now)
+		_, r, err := s.UseToken(ctx, tok.ID, tok.SecretHash, c.key, now)
 		ok(t, err)
-		if r.Subscriber != c.serves {
-			t.Errorf("token for %q: router serves %s, want %s", c.names, r.Subscriber, c.serves)
+		if r.Subscriber != c.serves || r.Key != c.key {
+			t.Errorf("token for %q: router serves %s with key %x, want %s and %x", c.names, r.Subscriber, r.Key, c.serves, c.key)
 		}
+		s.View(func(st *store.State) {
+			if stored, _ := st.Router("r1"); stored.Key != c.key {
+				t.Errorf("token for %q: stored with key %x, want %x", c.names, stored.Key, c.key)
+			}
+		})
 	}
 }
 
