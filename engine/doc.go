@@ -29,14 +29,17 @@
 //
 // # Concurrency
 //
-// One goroutine at a time. Nothing is allocated per packet; the packet table
-// grows, rarely, to as many packets as the memory limit lets in.
+// One goroutine at a time. Nothing is allocated per packet. The packet table
+// grows, rarely, to as many packets as the memory limit lets in, and what COBALT
+// remembers to as many flows as have been signalled to at a time; the overflow
+// heap is made when the limit is first met.
 //
 // # What the caller owes
 //
-// Time must not run backwards. Every packet given to Enqueue comes back exactly
-// once: from Dequeue, or in Drops of any later call, which therefore must be
-// read after each one.
+// Time must not run backwards. Where it does, packets seem to have waited for
+// ages, so that COBALT signals and the delays reported are wrong, but nothing is
+// lost. Every packet given to Enqueue comes back exactly once: from Dequeue, or in
+// Drops of this or any later call, which therefore must be read after each one.
 //
 // # Testing
 //

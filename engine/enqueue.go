@@ -112,9 +112,9 @@ func (s *Scheduler) Enqueue(now Time, p *Packet) Enqueued {
 // packet, with the memory that a buffer of its own would take.
 func (s *Scheduler) enqueueSegments(now Time, b *tin, f *flow, p *Packet, tos, flags uint8) {
 	size, hdr := uint32(p.GSOSize), uint32(p.HeaderLen)
-	payload := p.Len - uint32(p.Segs)*hdr
+	payload := p.Len - min(p.Len, uint32(p.Segs)*hdr)
 	for n := range p.Segs {
-		l := hdr + min(payload, size)
+		l := max(hdr+min(payload, size), 1)
 		payload -= min(payload, size)
 		truesize := uint32(2304)
 		if l <= 256 {
