@@ -4,7 +4,6 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -58,15 +57,6 @@ func newFleet(t *testing.T) *fleet {
 func newFleetThatReports(t *testing.T, interval time.Duration) *fleet {
 	t.Helper()
 	testnet.Require(t)
-	release, err := homes.Own(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := release(); err != nil {
-			t.Error(err)
-		}
-	})
 	release, left, err := homes.Claim(prefix, true)
 	must(t, err)
 	t.Cleanup(func() {
@@ -279,11 +269,6 @@ type want struct {
 	median, p99 time.Duration // of the delay; 0 = any
 }
 
-// standstill is the share of a measurement, in per cent, in which something on
-// this machine waited for a core, from which on it says nothing about us: the
-// flows and the agents alone stay far below.
-const standstill = 75
-
 // tries is how often a measurement may miss: whatever else the machine does
 // takes from what homes get, and receivers that waited for a lost segment read
 // at once what came while the line was not shaped.
@@ -294,9 +279,9 @@ const tries = 4
 func wantAll(t *testing.T, loads []load, wait, d time.Duration, wants ...want) []homes.Result {
 	t.Helper()
 	for try := 1; ; try++ {
-		from, waited := time.Now(), coreWaits(t)
+		from, waits := time.Now(), testnet.CoreWaits(t)
 		all := measureAll(t, loads, wait, d)
-		busy := 100 * float64(coreWaits(t)-waited) / float64(time.Since(from))
+		busy := testnet.Busy(t, from, waits)
 		t.Logf("something waited for a core %.0f %% of the time", busy)
 		miss := ""
 		for i, w := range wants {
@@ -305,7 +290,7 @@ func wantAll(t *testing.T, loads []load, wait, d time.Duration, wants ...want) [
 		if miss == "" {
 			return all
 		}
-		if try == tries && busy > standstill {
+		if try == tries && busy > testnet.Standstill {
 			t.Skipf("skipped: this machine is too busy to judge it, something waited for a core %.0f %% of the time:%s", busy, miss)
 		}
 		if try == tries {
@@ -315,24 +300,6 @@ func wantAll(t *testing.T, loads []load, wait, d time.Duration, wants ...want) [
 		t.Logf("try %d:%s", try, miss)
 		wait = 0
 	}
-}
-
-// coreWaits returns for how long something on this machine has waited for a
-// core since it started; 0 where the kernel doesn't tell.
-func coreWaits(t *testing.T) time.Duration {
-	t.Helper()
-	text, err := os.ReadFile("/proc/pressure/cpu")
-	if errors.Is(err, os.ErrNotExist) {
-		return 0
-	}
-	must(t, err)
-	_, total, ok := strings.Cut(string(text), "total=")
-	total, _, _ = strings.Cut(total, "\n")
-	us, err := strconv.ParseInt(total, 10, 64)
-	if !ok || err != nil {
-		t.Fatalf("read /proc/pressure/cpu: %q: %v", text, err)
-	}
-	return time.Duration(us) * time.Microsecond
 }
 
 // miss says what a home did not get as it should.

@@ -53,15 +53,6 @@ func TestClaim(t *testing.T) {
 func TestLine(t *testing.T) {
 	testnet.Require(t)
 	const prefix = "cfline-"
-	release, err := homes.Own(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := release(); err != nil {
-			t.Error(err)
-		}
-	})
 	claim(t, prefix)
 	net, err := homes.Build(prefix, 1)
 	if err != nil {
@@ -124,15 +115,7 @@ func TestLine(t *testing.T) {
 func TestLeftovers(t *testing.T) {
 	testnet.Require(t)
 	const prefix = "cfgone-"
-	release, err := homes.Own(prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := release(); err != nil {
-			t.Error(err)
-		}
-	})
+	claim(t, prefix)
 	net, err := homes.Build(prefix, 1)
 	if err != nil {
 		t.Fatal(err)

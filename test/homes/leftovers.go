@@ -15,26 +15,6 @@ import (
 	"github.com/cakefleet/cakefleet/internal/testnet"
 )
 
-// Own waits until no other process owns the namespaces that begin with prefix,
-// so that two runs on one machine don't take each other for leftovers. The
-// ownership ends with release, or with the process however it ends.
-func Own(prefix string) (release func() error, err error) {
-	f, err := os.OpenFile("/run/cakefleet-"+prefix+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("own namespaces %s: %w", prefix, err)
-	}
-	for {
-		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
-		if !errors.Is(err, syscall.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("own namespaces %s: %w", prefix, err), f.Close())
-	}
-	return f.Close, nil
-}
-
 // ErrClaimed means that another process has claimed the names.
 var ErrClaimed = errors.New("another run is going on")
 
