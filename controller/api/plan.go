@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/cakefleet/cakefleet/controller/store"
-	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
@@ -98,7 +97,7 @@ func (s *PlanService) updatePlan(ctx context.Context, req *pb.UpdatePlanRequest,
 		return nil, &store.Error{Kind: store.KindPlan, ID: name, Err: store.ErrNotFound}
 	case !exists:
 		current.Name = name
-		current.Link = plan.Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}
+		current.Link = plan.DefaultLink()
 	case expect != 0 && expect != current.Revision:
 		return nil, &store.Error{Kind: store.KindPlan, ID: name, Err: store.ErrConflict, Want: expect, Have: current.Revision, Updated: current.Updated}
 	}

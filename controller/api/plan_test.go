@@ -214,6 +214,15 @@ func TestUpdatePlan(t *testing.T) {
 		if !resp.Changed || resp.Plan.Link.Down.RateBps != 9e6 || resp.Plan.Link.Up.Mtu != 1514 {
 			t.Errorf("%v", resp)
 		}
+		// Hosts share the line equally, whatever number of flows each has.
+		for direction, want := range map[*pb.Shaping]pb.FlowMode{
+			resp.Plan.Link.Down: pb.FlowMode_FLOW_MODE_DUAL_DSTHOST,
+			resp.Plan.Link.Up:   pb.FlowMode_FLOW_MODE_DUAL_SRCHOST,
+		} {
+			if direction.Flows != want || !direction.Nat {
+				t.Errorf("a new plan has %v", direction)
+			}
+		}
 		p.Name, p.Revision = "other", 7
 		_, err = plans.UpdatePlan(ctx, &pb.UpdatePlanRequest{Plan: p, AllowMissing: true})
 		wantReason(t, err, "NotFound NOT_FOUND")

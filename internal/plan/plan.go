@@ -35,6 +35,17 @@ type Link struct {
 	Up   engine.Config // from the subscriber to the provider
 }
 
+// DefaultLink returns what a new plan starts from: sch_cake's defaults, but each
+// home host gets the same share of the line whatever number of flows or servers
+// it has. sch_cake's triple-isolate shares by the flow where two hosts use one
+// server.
+func DefaultLink() Link {
+	l := Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}
+	l.Down.Flows, l.Down.NAT = engine.DualDstHost, true
+	l.Up.Flows, l.Up.NAT = engine.DualSrcHost, true
+	return l
+}
+
 // Validate returns an error that names the direction and the field.
 func (l Link) Validate() error {
 	return errors.Join(validateDirection("down", l.Down), validateDirection("up", l.Up))

@@ -96,7 +96,7 @@ func (a *app) root() *cobra.Command {
 A plan has rates and shaping options, a subscriber has a plan, a router serves
 a subscriber. Changing a plan changes every router that it reaches:
 
-  cakefleetctl plan set gold --down 115mbit --up 12mbit --options 'diffserv4 nat'
+  cakefleetctl plan set gold --down 115mbit --up 12mbit --options diffserv4
   cakefleetctl subscriber set 10001 --plan gold
   cakefleetctl token create --router home-1 --subscriber 10001
   cakefleetctl router show home-1

@@ -84,6 +84,7 @@ func TestGolden(t *testing.T) {
 		change func(*fleet)
 	}{
 		{"plan-set-new", []string{"plan", "set", "silver", "--down", "75mbit", "--up", "1.5mbit", "--options", "diffserv4 nat", "--down-options", "ingress"}, nil},
+		{"plan-set-new-triple-isolate", []string{"plan", "set", "silver", "--down", "75mbit", "--up", "1.5mbit", "--options", "triple-isolate nonat", "--up-options", "hosts"}, nil},
 		{"plan-set-new-without-rates", []string{"plan", "set", "silver", "--down", "75mbit"}, nil},
 		{"plan-set-all-apply", []string{"plan", "set", "gold", "--down", "200mbit", "--up-options", "ack-filter"}, func(f *fleet) {
 			f.settle = settled(2, all(pb.SyncState_SYNC_STATE_IN_SYNC))

@@ -35,9 +35,11 @@ func (a *app) planSet() *cobra.Command {
 		Use:   "set NAME [--down RATE] [--up RATE] [--options 'WORDS']",
 		Short: "Make a plan or change it, for all its routers at once",
 		Long: `Make a plan or change it, for all its routers at once. What is not said stays as
-it is; a new plan needs both rates and starts with tc's defaults.
+it is; a new plan needs both rates. It starts with tc's defaults, except that the
+hosts of a home share the line equally, whatever number of flows each has, also
+behind NAT: dual-dsthost nat for the download, dual-srchost nat for the upload.
 
-  cakefleetctl plan set gold --down 115mbit --up 12mbit --options 'diffserv4 nat'
+  cakefleetctl plan set gold --down 115mbit --up 12mbit --options diffserv4
   cakefleetctl plan set gold --down 1.5gbit --dry-run
 
 Rates are numbers with a unit (115mbit, 1.5gbit, 512kbit) or unlimited. Options
@@ -83,7 +85,7 @@ func (f *planFlags) change(l plan.Link) (plan.Link, error) {
 
 func (a *app) setPlan(ctx context.Context, name string, f planFlags) error {
 	// What can be told without a controller is told first.
-	fresh := plan.Plan{Name: name, Link: plan.Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}}
+	fresh := plan.Plan{Name: name, Link: plan.DefaultLink()}
 	if err := plan.ValidateName("plan", name); err != nil {
 		return err
 	}
