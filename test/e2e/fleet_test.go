@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue"
+	"github.com/cakefleet/cakefleet/internal/testnet"
 	"github.com/cakefleet/cakefleet/test/homes"
 )
 
@@ -174,18 +176,32 @@ func twoHosts(t *testing.T, f *fleet) {
 			manyDown, manyUp, err := l.Bulk(0, 1, 8, server)
 			must(t, err)
 			time.Sleep(2 * settle)
-			from := time.Now()
-			time.Sleep(2 * measure)
-			to := time.Now()
-			for _, d := range []struct {
-				name      string
-				one, many []string
-			}{{"down", oneDown, manyDown}, {"up", oneUp, manyUp}} {
-				one, many := l.Record.Goodput(from, to, d.one...), l.Record.Goodput(from, to, d.many...)
-				share := one / (one + many)
-				t.Logf("%s: %.2f and %.2f Mbit/s, %.1f %% for one flow", d.name, one/1e6, many/1e6, 100*share)
-				if share < 0.45 || share > 0.55 {
-					t.Errorf("%s: the host with one flow gets %.1f %% beside one with eight, want 45 to 55 %%", d.name, 100*share)
+			for try := 1; ; try++ {
+				from, waits := time.Now(), testnet.CoreWaits(t)
+				time.Sleep(2 * measure)
+				to := time.Now()
+				busy := testnet.Busy(t, from, waits)
+				miss := ""
+				for _, d := range []struct {
+					name      string
+					one, many []string
+				}{{"down", oneDown, manyDown}, {"up", oneUp, manyUp}} {
+					one, many := l.Record.Goodput(from, to, d.one...), l.Record.Goodput(from, to, d.many...)
+					share := 100 * one / (one + many)
+					t.Logf("%s: %.2f and %.2f Mbit/s, %.1f %% for one flow", d.name, one/1e6, many/1e6, share)
+					if share < 45 || share > 55 {
+						miss += fmt.Sprintf(" %s: the host with one flow gets %.1f %% beside one with eight, want 45 to 55 %%.", d.name, share)
+					}
+				}
+				switch {
+				case miss == "":
+					return
+				case try < tries:
+					t.Logf("try %d:%s", try, miss)
+				case busy > testnet.Standstill:
+					t.Skipf("skipped: this machine is too busy to judge it, something waited for a core %.0f %% of the time:%s", busy, miss)
+				default:
+					t.Fatalf("also after %d tries:%s", tries, miss)
 				}
 			}
 		})
