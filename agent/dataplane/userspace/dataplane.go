@@ -38,9 +38,11 @@ const (
 	renewEvery = nfqueue.Lifetime / 4
 
 	// While hardly a packet comes the keeper sleeps longer, as its waking up
-	// is most of what an idle home costs: at most this many moves of the loops
-	// between two renewals, for some renewals in a row.
-	quietEvery = 5 * time.Second
+	// is much of what an idle home costs: at most this many moves of the loops
+	// between two renewals, for some renewals in a row. The rules live no
+	// longer for it: an agent that is stopped holds packets for Lifetime at
+	// most, in a quiet home too.
+	quietEvery = nfqueue.Lifetime / 2
 	quietMoves = 8
 	quietTicks = 10
 
@@ -371,7 +373,7 @@ func (d *Dataplane) keep() {
 	defer t.Stop()
 	var busy [2]uint32
 	var moved uint32
-	quiet, over := 0, false
+	quiet := 0
 	for {
 		select {
 		case <-d.stopKeeper:
@@ -397,17 +399,12 @@ func (d *Dataplane) keep() {
 		if moved-before > quietMoves || hung != nil {
 			quiet = 0
 		}
-		last := every
 		every = renewEvery
 		if quiet >= quietTicks {
 			every = quietEvery
 		}
-		switch {
-		case hung == nil:
-			over = false
-			d.renew(4 * every)
-		case !over: // what was renewed for long ends now
-			over = last == renewEvery || d.renew(time.Millisecond)
+		if hung == nil {
+			d.renew()
 		}
 		t.Reset(every)
 	}
@@ -429,18 +426,17 @@ func (d *Dataplane) Health() error {
 	}
 }
 
-// renew lets the rules live for a time from now on, and returns whether it could
-// try.
-func (d *Dataplane) renew(life time.Duration) bool {
+// renew lets the rules live for Lifetime from now on.
+func (d *Dataplane) renew() {
 	// A method that is at work may wait for a loop; the rules outlive that.
 	if !d.mu.TryLock() {
-		return false
+		return
 	}
 	defer d.mu.Unlock()
 	if d.link == nil || d.closed {
-		return true
+		return
 	}
-	err := d.parts.rules.Renew(life)
+	err := d.parts.rules.Renew(nfqueue.Lifetime)
 	if errors.Is(err, os.ErrNotExist) {
 		d.log.Warn("somebody has removed the rules, they are made again")
 		err = d.install(d.dirs)
@@ -448,5 +444,4 @@ func (d *Dataplane) renew(life time.Duration) bool {
 	if err != nil {
 		d.log.Warn("rules are not renewed", "error", err)
 	}
-	return true
 }

@@ -370,18 +370,26 @@ func TestKeeper(t *testing.T) {
 	})
 }
 
-// TestQuietKeeper wants few renewals while there are few packets, rules that
-// live as long as it takes, and their end at once when a loop stands still.
+// TestQuietKeeper wants fewer renewals while there are few packets, none while
+// a loop stands still, and rules that never live longer than Lifetime without
+// one: that bounds what a stopped agent holds.
 func TestQuietKeeper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t)
 		f.apply(t, func(*engine.Config) {})
+		renewals := func(d time.Duration) int {
+			_, before := f.rules.Calls()
+			time.Sleep(d)
+			synctest.Wait()
+			_, after := f.rules.Calls()
+			if f.rules.Life() != nfqueue.Lifetime {
+				t.Errorf("the rules live for %v, want %v", f.rules.Life(), nfqueue.Lifetime)
+			}
+			return after - before
+		}
 		time.Sleep((quietTicks + 2) * renewEvery)
-		_, before := f.rules.Calls()
-		time.Sleep(time.Minute)
-		_, after := f.rules.Calls()
-		if n := after - before; n > int(time.Minute/quietEvery)+1 || f.rules.Life() < 2*quietEvery {
-			t.Errorf("renewed %d times in a quiet minute, for %v", n, f.rules.Life())
+		if n, want := renewals(time.Minute), int(time.Minute/quietEvery); n < want-1 || n > want+1 {
+			t.Errorf("renewed %d times in a quiet minute, want %d", n, want)
 		}
 
 		goOn := make(chan struct{})
@@ -390,15 +398,14 @@ func TestQuietKeeper(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2*quietEvery + renewEvery)
-		synctest.Wait()
-		if f.rules.Life() != time.Millisecond {
-			t.Errorf("a loop stands still and the rules live for %v", f.rules.Life())
+		if n := renewals(time.Minute); n != 0 {
+			t.Errorf("renewed %d times while a loop stands still", n)
 		}
 		close(goOn)
-		time.Sleep(2 * renewEvery)
-		if f.rules.Life() != nfqueue.Lifetime {
-			t.Errorf("the loop moves and the rules live for %v", f.rules.Life())
+		if n := renewals(2 * quietEvery); n == 0 {
+			t.Error("not renewed when the loop moves again")
 		}
+		_, before := f.rules.Calls()
 		for range 2 * quietTicks {
 			for range quietMoves + 1 {
 				f.up.Push(packet(986, 0, 1))
@@ -406,8 +413,8 @@ func TestQuietKeeper(t *testing.T) {
 			}
 			time.Sleep(renewEvery)
 		}
-		if f.rules.Life() != nfqueue.Lifetime {
-			t.Errorf("packets come and the rules live for %v", f.rules.Life())
+		if _, after := f.rules.Calls(); after-before < 2*quietTicks-2 {
+			t.Errorf("renewed %d times while packets come, want %d", after-before, 2*quietTicks)
 		}
 		f.Close()
 	})
