@@ -119,6 +119,7 @@ func (w *watch) run() {
 			ask = w.read(buf[:n])
 		case errors.Is(err, unix.ENOBUFS):
 			w.missed.Add(1)
+			w.drain()
 			ask = true
 		case errors.Is(err, unix.EINTR):
 		default:
@@ -134,6 +135,25 @@ func (w *watch) run() {
 			w.log.Warn("the interface may have changed", "error", err)
 		}
 	}
+}
+
+// drain throws away what the socket holds. The kernel says that it had more to
+// tell only once until the socket is empty again (NETLINK_S_CONGESTED): what
+// was asked before that could be lost without a word.
+func (w *watch) drain() {
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return // closed; the next read tells
+	}
+	_ = raw.Read(func(fd uintptr) (done bool) { // the same
+		var b [1]byte
+		for {
+			_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_DONTWAIT)
+			if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
+				return true
+			}
+		}
+	})
 }
 
 // read takes in what the kernel says, and returns whether to ask.
