@@ -3,7 +3,7 @@
 //	go run ./deploy/router/build --out bin/router [mips mipsle mips64 mips64le arm arm64 amd64]
 //
 // Each is a static binary OUT/cakefleet-agent-ARCH. Those for MIPS get a mended
-// copy of one function of Go's runtime, see overlay.go.
+// copy of Go's runtime, see overlay.go.
 package main
 
 import (
@@ -88,14 +88,13 @@ func run(out, version, pkg string, mend bool, archs []string) (err error) {
 	if err != nil {
 		return fmt.Errorf("go env GOROOT: %w", err)
 	}
-	overlay, err := writeOverlay(strings.TrimSpace(string(goroot)), temp)
-	if err != nil {
-		return err
-	}
-	if !mend {
-		overlay = ""
-	}
 	for _, arch := range archs {
+		overlay := ""
+		if mend {
+			if overlay, err = writeOverlay(strings.TrimSpace(string(goroot)), temp, arch); err != nil {
+				return err
+			}
+		}
 		path := filepath.Join(out, filepath.Base(pkg)+"-"+arch)
 		if err := build(path, version, pkg, arch, overlay); err != nil {
 			return err
@@ -115,7 +114,7 @@ func build(path, version, pkg, arch, overlay string) error {
 		"-ldflags", fmt.Sprintf("-s -w -X main.version=%s -X main.built=%d", version, buildTime().Unix()),
 		"-o", path,
 	}
-	if strings.HasPrefix(arch, "mips") && overlay != "" {
+	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
 	for _, pkg := range small {
@@ -143,28 +142,35 @@ func buildTime() time.Time {
 	return time.Now()
 }
 
-// writeOverlay writes the mended files and the description that go build takes.
-func writeOverlay(goroot, dir string) (string, error) {
+// writeOverlay writes the mended files for a machine and the description that
+// go build takes; an empty path means that nothing is to be mended.
+func writeOverlay(goroot, dir, arch string) (string, error) {
 	replace := map[string]string{}
-	for name, mends := range mended {
-		source := filepath.Join(goroot, "src", "runtime", name)
+	for _, f := range faults {
+		if !slices.Contains(f.archs, arch) {
+			continue
+		}
+		source := filepath.Join(goroot, "src", "runtime", f.file)
 		b, err := os.ReadFile(source)
 		if err != nil {
 			return "", err
 		}
-		text, err := mend(string(b), mends)
+		text, err := mend(string(b), f)
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", source, err)
 		}
-		replace[source] = filepath.Join(dir, name)
+		replace[source] = filepath.Join(dir, arch+"-"+f.file)
 		if err := os.WriteFile(replace[source], []byte(text), 0o644); err != nil {
 			return "", err
 		}
+	}
+	if len(replace) == 0 {
+		return "", nil
 	}
 	b, err := json.Marshal(map[string]any{"Replace": replace})
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "overlay.json")
+	path := filepath.Join(dir, arch+".json")
 	return path, os.WriteFile(path, b, 0o644)
 }
