@@ -35,7 +35,8 @@ type machine struct {
 	files   []entry
 	work    string
 	console io.Writer // nil: only what goes wrong is shown
-	plugin  string    // for qemu, such as one that counts instructions
+	profile *profiler // nil: off
+	symbols []string  // of the kernel in the last boot that was profiled
 }
 
 // cards are the network cards: the address on the PCI bus (those with a slot
@@ -82,8 +83,8 @@ func (m *machine) arguments(initrd string, mips int) ([]string, error) {
 			"-netdev", "hubport,id="+id+",hubid="+c.hub,
 			"-device", "e1000,netdev="+id+",mac="+c.mac+",addr="+c.slot+",romfile=")
 	}
-	if m.plugin != "" {
-		args = append(args, "-plugin", m.plugin)
+	if m.profile != nil {
+		args = append(args, "-plugin", m.profile.argument())
 	}
 	return args, nil
 }
@@ -139,6 +140,10 @@ func (m *machine) watch(out io.Reader, log *bytes.Buffer) (result *row.Result, f
 	sc.Buffer(nil, 1<<20)
 	for sc.Scan() {
 		line := strings.TrimRight(sc.Text(), "\r")
+		if text, ok := strings.CutPrefix(line, row.SymbolPrefix); ok {
+			m.symbols = append(m.symbols, text)
+			continue
+		}
 		if m.console != nil {
 			fmt.Fprintln(m.console, "  |", line)
 		}
@@ -152,6 +157,9 @@ func (m *machine) watch(out io.Reader, log *bytes.Buffer) (result *row.Result, f
 		if text, ok := strings.CutPrefix(line, row.FailPrefix); ok {
 			failure = text
 			continue
+		}
+		if failure != "" && !ended && !strings.HasPrefix(line, row.EndPrefix) {
+			failure += "\n" + line
 		}
 		ended = ended || strings.HasPrefix(line, row.EndPrefix)
 		fmt.Fprintln(log, line)

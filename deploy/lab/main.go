@@ -2,7 +2,7 @@
 // count instructions, sends traffic through each with another shaper, and
 // prints what it costs them.
 //
-//	go run ./deploy/lab [--all] [--only REGEXP] [--svg FILE]
+//	go run ./deploy/lab [--all] [--only REGEXP] [--profile]
 package main
 
 import (
@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
 )
 
@@ -20,7 +21,12 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "only rows whose names match this `regexp`")
 	flag.StringVar(&o.out, "out", "out/lab", "`directory` for the table, the picture and what is built")
 	flag.StringVar(&o.kernel, "kernel", os.Getenv("CAKEFLEET_LAB_KERNEL"), "kernel image `file`, vmlinux or vmlinux.xz (env CAKEFLEET_LAB_KERNEL)")
-	flag.StringVar(&o.plugin, "plugin", "", "QEMU `plugin` with its arguments")
+	flag.Func("agent-env", "`NAME=VALUE` for the agent, may be given again", func(s string) error {
+		o.agentEnv = append(o.agentEnv, s)
+		return nil
+	})
+	flag.IntVar(&o.jobs, "jobs", runtime.NumCPU(), "`machines` at a time")
+	flag.BoolVar(&o.profile, "profile", false, "tell for each row which functions its instructions went to (needs gcc)")
 	flag.BoolVar(&o.verbose, "v", false, "show the machines' consoles")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,10 +32,13 @@ func boot() {
 			fmt.Printf("%sthe lab's first process: %v\n", row.FailPrefix, r)
 		}
 	}()
-	result, err := perform()
+	result, profiled, err := perform()
 	if err != nil {
 		fmt.Printf("%s%v\n", row.FailPrefix, err)
 		return
+	}
+	if profiled {
+		printSymbols()
 	}
 	b, err := json.Marshal(result)
 	if err != nil {
@@ -44,9 +48,9 @@ func boot() {
 	fmt.Printf("%s%s\n", row.ResultPrefix, b)
 }
 
-func perform() (*row.Result, error) {
+func perform() (r *row.Result, profiled bool, err error) {
 	if err := mountAll(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	// QEMU 7.2's timer of this CPU goes round in circles once Linux has not set
 	// it for 25 s: something must always be about to happen.
@@ -56,20 +60,37 @@ func perform() (*row.Result, error) {
 	}()
 	b, err := os.ReadFile("/etc/order.json")
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	var o row.Order
 	if err := json.Unmarshal(b, &o); err != nil {
-		return nil, fmt.Errorf("order: %w", err)
+		return nil, false, fmt.Errorf("order: %w", err)
 	}
 	switch o.Kind {
 	case "traffic", "idle":
-		return traffic(o)
+		r, err = traffic(o)
 	case "monitor":
-		return monitor()
+		r, err = monitor()
 	default:
-		return nil, fmt.Errorf("order of kind %q", o.Kind)
+		err = fmt.Errorf("order of kind %q", o.Kind)
 	}
+	return r, o.Profile, err
+}
+
+// printSymbols prints the addresses of the kernel's functions.
+func printSymbols() {
+	b, err := os.ReadFile("/proc/kallsyms")
+	if err != nil {
+		fmt.Printf("%s%v\n", row.FailPrefix, err)
+		return
+	}
+	var out []byte
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) >= 3 && strings.ContainsAny(f[1], "tTwW") {
+			out = fmt.Appendf(out, "%s%s %s\n", row.SymbolPrefix, f[0], f[2])
+		}
+	}
+	os.Stdout.Write(out)
 }
 
 func mountAll() error {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -45,8 +46,8 @@ func traffic(o row.Order) (*row.Result, error) {
 		}
 		*into = cmd
 	}
-	start(&m.soak, part("soak"), (*exec.Cmd).Start)
 	if o.Kind == "traffic" {
+		start(&m.soak, part("soak"), (*exec.Cmd).Start)
 		echoer := echoer4
 		if o.V6 {
 			echoer = echoer6
@@ -67,7 +68,9 @@ func traffic(o row.Order) (*row.Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	profileBegin()
 	time.Sleep(o.Window)
+	profileEnd()
 	to, err := m.read()
 	if err != nil {
 		return nil, err
@@ -91,8 +94,19 @@ func traffic(o row.Order) (*row.Result, error) {
 	if err := m.ping.Wait(); err != nil {
 		return nil, fmt.Errorf("ping: %w", err)
 	}
-	return r, addPings(r, &pings, from.at, to.at)
+	// Reading goes before everything: what it delayed does not count.
+	return r, addPings(r, &pings, from.at, to.at-int64(100*time.Millisecond))
 }
+
+// profileBegin and profileEnd are found by their addresses.
+//
+//go:noinline
+func profileBegin() { profiling.Store(true) }
+
+//go:noinline
+func profileEnd() { profiling.Store(false) }
+
+var profiling atomic.Bool // keeps the two functions apart
 
 // meter reads what has happened so far.
 type meter struct {
@@ -104,12 +118,16 @@ type reading struct {
 	at                         int64 // monotonic ns
 	soak, source, ping, busy   time.Duration
 	self                       time.Duration
-	agent                      map[string]row.Thread
+	agent, system              map[string]row.Thread
 	rss                        uint64
 	down, up, lanSent, wanSent row.Count
 }
 
 func (m *meter) read() (r reading, err error) {
+	if err := urgent(true); err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, urgent(false)) }()
 	get := func(c *exec.Cmd) (d time.Duration) {
 		if c == nil || err != nil {
 			return 0
@@ -124,6 +142,9 @@ func (m *meter) read() (r reading, err error) {
 		if r.rss, err = residentSet(m.agent.Process.Pid); err != nil {
 			return r, err
 		}
+	}
+	if r.system, err = kernelThreads(); err != nil {
+		return r, err
 	}
 	r.source, r.ping, r.busy = get(m.source), get(m.ping), get(m.busy)
 	var errs [3]error
@@ -149,16 +170,60 @@ func (r reading) since(from reading) *row.Result {
 		UpDelivered:   r.wanSent.Sub(from.wanSent),
 		AgentRSS:      r.rss,
 	}
-	for id, t := range r.agent {
-		was := from.agent[id]
-		t.CPU -= was.CPU
-		t.Switches -= was.Switches
+	out.Threads = between(from.agent, r.agent)
+	for _, t := range out.Threads {
 		out.Agent += t.CPU
 		out.AgentSwitches += t.Switches
-		out.Threads = append(out.Threads, t)
 	}
-	slices.SortFunc(out.Threads, func(a, b row.Thread) int { return cmp.Compare(b.CPU, a.CPU) })
+	out.System = between(from.system, r.system)
 	return out
+}
+
+// between returns what threads did between two readings, without those that
+// did nothing, the busiest first.
+func between(from, to map[string]row.Thread) []row.Thread {
+	var out []row.Thread
+	for id, t := range to {
+		was := from[id]
+		t.CPU -= was.CPU
+		t.Switches -= was.Switches
+		if t.Switches > 0 {
+			out = append(out, t)
+		}
+	}
+	slices.SortFunc(out, func(a, b row.Thread) int { return cmp.Compare(b.CPU, a.CPU) })
+	return out
+}
+
+// kernelThreads are all but this program's processes and the agent.
+func kernelThreads() (map[string]row.Thread, error) {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]row.Thread{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if exe, _ := os.Readlink("/proc/" + e.Name() + "/exe"); exe != "" {
+			continue
+		}
+		comm, err := os.ReadFile("/proc/" + e.Name() + "/comm")
+		if err != nil {
+			continue // it has ended
+		}
+		ts, err := threads(pid)
+		if err != nil {
+			continue
+		}
+		for id, t := range ts {
+			t.Name = strings.TrimSpace(string(comm))
+			out[id] = t
+		}
+	}
+	return out, nil
 }
 
 // processTime is the time that all threads of a process have run, to the

@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,7 +26,9 @@ func ping(address string) error {
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread()
+	if err := realTime(1); err != nil {
+		return err
+	}
 	debug.SetGCPercent(-1)
 	family, proto, request, reply, skip := unix.AF_INET, unix.IPPROTO_ICMP, byte(8), byte(0), ip4Header
 	var to unix.Sockaddr = &unix.SockaddrInet4{Addr: as4(addr)}
@@ -36,9 +39,6 @@ func ping(address string) error {
 	fd, err := unix.Socket(family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
 		return fmt.Errorf("open socket: %w", err)
-	}
-	if err := realTime(1); err != nil {
-		return err
 	}
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGTERM)
@@ -68,11 +68,11 @@ func ping(address string) error {
 			if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 				return err
 			}
-			n, _, err := unix.Recvfrom(fd, in, 0)
-			if err != nil {
+			got, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&in[0])), uintptr(len(in)), 0, 0, 0)
+			if errno != 0 {
 				break
 			}
-			now := monotonic()
+			now, n := monotonic(), int(got)
 			if n < skip+8 || in[skip] != reply || binary.BigEndian.Uint16(in[skip+4:]) != 0xcafe {
 				continue
 			}

@@ -2,10 +2,12 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"time"
 	"unsafe"
 
@@ -14,16 +16,48 @@ import (
 
 // Scheduling policies.
 const (
-	schedFIFO = 1
-	schedIdle = 5
+	schedOther = 0
+	schedFIFO  = 1
+	schedIdle  = 5
 )
 
-// realTime makes the calling thread go before all that is not real-time: a line
-// does not wait for the router's CPU.
-func realTime(priority int32) error { return setPolicy(schedFIFO, priority) }
+// realTime makes this process, with the threads that Go's runtime starts, go
+// before all that is not real-time: a line does not wait for the router's CPU.
+// Only a program that starts so has all its threads so: it starts afresh.
+func realTime(priority int32) error {
+	if policy, _, _ := unix.RawSyscall(unix.SYS_SCHED_GETSCHEDULER, 0, 0, 0); policy == schedFIFO {
+		return nil
+	}
+	if err := setPolicy(0, schedFIFO, priority); err != nil {
+		return err
+	}
+	return unix.Exec(self, os.Args, os.Environ())
+}
 
-func setPolicy(policy uintptr, priority int32) error {
-	if _, _, errno := unix.RawSyscall(unix.SYS_SCHED_SETSCHEDULER, 0, policy, uintptr(unsafe.Pointer(&priority))); errno != 0 {
+// urgent makes the threads that this process has real-time, or normal again.
+func urgent(on bool) error {
+	policy, priority := uintptr(schedOther), int32(0)
+	if on {
+		policy, priority = schedFIFO, 3
+	}
+	entries, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		tid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			return err
+		}
+		if err := setPolicy(tid, policy, priority); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+func setPolicy(tid int, policy uintptr, priority int32) error {
+	if _, _, errno := unix.RawSyscall(unix.SYS_SCHED_SETSCHEDULER, uintptr(tid), policy, uintptr(unsafe.Pointer(&priority))); errno != 0 {
 		return fmt.Errorf("set scheduling policy: %w", errno)
 	}
 	return nil
@@ -46,7 +80,7 @@ func sleepUntil(at int64) {
 // time, to the instruction.
 func soak() error {
 	runtime.LockOSThread()
-	if err := setPolicy(schedIdle, 0); err != nil {
+	if err := setPolicy(0, schedIdle, 0); err != nil {
 		return err
 	}
 	for n := uint32(0); ; n++ {

@@ -99,6 +99,7 @@ func startAgent(o row.Order) (*exec.Cmd, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(agentPath, "--controller", gateway4, "--interface", wanName, "--state-dir", dir, "--dataplane", string(o.Shaper))
+	cmd.Env = append(os.Environ(), o.AgentEnv...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start agent: %w", err)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"sync/atomic"
 	"time"
@@ -91,6 +90,9 @@ type stream struct {
 // acknowledgements that would come back. Nobody answers: the load stays what
 // it was set to, whatever is dropped.
 func source() error {
+	if err := realTime(2); err != nil {
+		return err
+	}
 	b, err := os.ReadFile("/etc/order.json")
 	if err != nil {
 		return err
@@ -107,11 +109,7 @@ func source() error {
 	if err != nil {
 		return err
 	}
-	runtime.LockOSThread()
 	debug.SetGCPercent(-1)
-	if err := realTime(2); err != nil {
-		return err
-	}
 	start := monotonic()
 	for i := range streams {
 		// Not all at the same moment, and acknowledgements first: they make

@@ -36,8 +36,10 @@ type Order struct {
 
 	DownWords, UpWords string // CAKE keywords, as tc has them, for Cake and agents
 
+	AgentEnv []string // for cakefleet-agent, such as GOGC=50
+
 	Settle, Window time.Duration // guest time
-	Verbose        bool
+	Profile        bool          // print the kernel's symbols in the end
 }
 
 // Result is what one boot measured. CPU times are exact: by the guest's clock,
@@ -46,12 +48,11 @@ type Result struct {
 	Window time.Duration
 
 	// Where the window went.
-	Soak    time.Duration // nobody wanted it: idle
-	Source  time.Duration // made and sent the traffic
-	Ping    time.Duration // the sparse flow's process
-	Busy    time.Duration // the background process
-	Agent   time.Duration // cakefleet-agent's threads
-	Monitor time.Duration // of those, the runtime's monitor thread, as far as it can be told
+	Soak   time.Duration // nobody wanted it: idle
+	Source time.Duration // made and sent the traffic
+	Ping   time.Duration // the sparse flow's process
+	Busy   time.Duration // the background process
+	Agent  time.Duration // cakefleet-agent's threads
 
 	DownOffered, UpOffered     Count // sent to the router
 	DownDelivered, UpDelivered Count // sent by the router
@@ -62,16 +63,17 @@ type Result struct {
 	Marks float64 // CE marks a second, both directions, in a window of its own
 	Drops float64 // dropped packets a second, both directions
 
-	AgentRSS      uint64 // bytes
-	AgentSwitches uint64 // context switches of the agent's threads in the window
-	Threads       []Thread
+	AgentRSS      uint64   // bytes
+	AgentSwitches uint64   // context switches of the agent's threads in the window
+	Threads       []Thread // of the agent
+	System        []Thread // of the kernel
 
 	MonitorWakes [2]float64 // Kind "monitor": a second, without and with the mend
 
 	Shaping string // what the kernel or agent says it runs
 }
 
-// Thread is one thread of the agent in the window.
+// Thread is one thread in the window.
 type Thread struct {
 	Name     string
 	CPU      time.Duration
@@ -102,5 +104,6 @@ func (r *Result) Packets() uint64 { return r.DownOffered.Packets + r.UpOffered.P
 const (
 	ResultPrefix = "LAB-RESULT "
 	FailPrefix   = "LAB-FAIL "
+	SymbolPrefix = "LAB-SYM "
 	EndPrefix    = "LAB-END"
 )

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/cakefleet/cakefleet/deploy/lab/row"
+)
+
+// TestCPIO unpacks what writeCPIO wrote with the cpio of the system.
+func TestCPIO(t *testing.T) {
+	if _, err := exec.LookPath("cpio"); err != nil {
+		t.Skip("skipped: cpio is not installed")
+	}
+	var b bytes.Buffer
+	if err := writeCPIO(&b, []entry{{name: "bin", mode: modeDir}, {"bin/a", modeFile, []byte("hello")}, {"bin/b", modeFile, []byte("12345678")}}); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("cpio", "--list", "--quiet")
+	cmd.Stdin = &b
+	out, err := cmd.CombinedOutput()
+	if err != nil || string(out) != "bin\nbin/a\nbin/b\n" {
+		t.Errorf("cpio lists %q, error %v", out, err)
+	}
+}
+
+func TestHighest(t *testing.T) {
+	for n := range 30 {
+		for limit := -1; limit < n; limit++ {
+			asked := map[int]bool{}
+			got, err := highest(n, func(i int) (bool, error) {
+				if asked[i] {
+					t.Errorf("n=%d limit=%d: %d is asked twice", n, limit, i)
+				}
+				asked[i] = true
+				return i <= limit, nil
+			})
+			if err != nil || got != limit || len(asked) > 5 {
+				t.Errorf("n=%d: got %d after %d tries, error %v; want %d", n, got, len(asked), err, limit)
+			}
+		}
+	}
+	if _, err := highest(3, func(int) (bool, error) { return true, io.EOF }); !errors.Is(err, io.EOF) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// result is of a link that delivers and a CPU that is idle, per cent.
+func result(down, up, idle float64) *row.Result {
+	count := func(mbit float64) row.Count {
+		return row.Count{Packets: uint64(mbit * 100), Bytes: uint64(mbit * 1e6 / 8)}
+	}
+	return &row.Result{
+		Window: time.Second, Soak: time.Duration(idle * 1e7),
+		DownOffered: count(126.5), UpOffered: count(13.2), DownDelivered: count(down), UpDelivered: count(up),
+	}
+}
+
+func TestHeld(t *testing.T) {
+	o, free := order(row.Cake, seedDown, seedUp), order(row.None, seedDown, seedUp)
+	for _, c := range []struct {
+		order    row.Order
+		down, up float64
+		want     bool
+	}{
+		{o, 115, 12, true},
+		{o, 109.3, 11.41, true},
+		{o, 109.2, 12, false},
+		{o, 115, 11.39, false},
+		{free, 115, 12, false}, // nothing shapes: what is offered has to come through
+		{free, 126, 13.1, true},
+	} {
+		if got := held(&c.order, result(c.down, c.up, 10)); got != c.want {
+			t.Errorf("%s %g/%g: got %v", c.order.Shaper, c.down, c.up, got)
+		}
+	}
+}
+
+func TestJudge(t *testing.T) {
+	make1 := func(s row.Shaper, mips int, r *row.Result) *line {
+		return &line{name: shaperNames[s], mips: mips, order: order(s, seedDown, seedUp), result: r}
+	}
+	cake, userspace := result(115, 12, 40), result(115, 12, 6)
+	kept := []*line{make1(row.Cake, 500, cake), make1(row.Kernel, 500, result(115, 12, 38.5)), make1(row.Userspace, 500, userspace)}
+	var out strings.Builder
+	if err := judge(&out, kept); err != nil || strings.Count(out.String(), "kept") != 4 {
+		t.Errorf("error %v, said:\n%s", err, out.String())
+	}
+	slow := result(115, 12, 30)
+	slow.Ping99 = 26 * time.Millisecond
+	for name, missed := range map[string][]*line{
+		"dear kernel": {make1(row.Cake, 250, cake), make1(row.Kernel, 250, result(115, 12, 37))},
+		"no idle":     {make1(row.Userspace, 500, result(115, 12, 4.9))},
+		"not held":    {make1(row.Userspace, 500, result(100, 12, 30))},
+		"late":        {make1(row.Userspace, 500, slow)},
+		"restless":    {{name: "runtime monitor", mips: 500, order: row.Order{Kind: "monitor"}, result: &row.Result{MonitorWakes: [2]float64{15000, 14000}}}},
+	} {
+		if err := judge(io.Discard, missed); !errors.Is(err, errMissed) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// TestOutput prints what a failed boot and a good one look like.
+func TestOutput(t *testing.T) {
+	ls := []*line{
+		{name: "cake", mips: 500, order: order(row.Cake, seedDown, seedUp), result: result(115, 12, 40)},
+		{name: "fifo", mips: 500, order: order(row.FIFO, seedDown, seedUp), err: errors.New("the machine gave no result")},
+	}
+	var table, chart strings.Builder
+	for _, l := range ls {
+		printLine(&table, l)
+	}
+	for _, want := range []string{"126.5/13.2", "115.0/12.0", "60.0", "fifo", "no result"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("the table lacks %q:\n%s", want, table.String())
+		}
+	}
+	if err := writeChart(&chart, ls); err != nil {
+		t.Fatal(err)
+	}
+	var texts []string
+	for d := xml.NewDecoder(strings.NewReader(chart.String())); ; {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, ok := token.(xml.CharData); ok {
+			texts = append(texts, string(c))
+		}
+	}
+	all := strings.Join(texts, "")
+	if !strings.Contains(all, "cake, 500 MIPS") || strings.Contains(all, "fifo") {
+		t.Errorf("texts of the picture: %q", all)
+	}
+}
+
+// TestWatch reads a console as a machine writes it.
+func TestWatch(t *testing.T) {
+	m := &machine{}
+	var log bytes.Buffer
+	r, failure, ended := m.watch(strings.NewReader("[ 0.0] Linux\r\nLAB-SYM 80100000 start\r\nLAB-RESULT {\"Window\":5}\r\nLAB-END\r\n"), &log)
+	if failure != "" || !ended || r == nil || r.Window != 5 {
+		t.Errorf("result %v, failure %q, ended %v", r, failure, ended)
+	}
+	if d := cmp.Diff([]string{"80100000 start"}, m.symbols); d != "" {
+		t.Error(d)
+	}
+	_, failure, ended = m.watch(strings.NewReader("LAB-FAIL no card\nof this name\nLAB-END\n"), &log)
+	if failure != "no card\nof this name" || !ended {
+		t.Errorf("failure %q, ended %v", failure, ended)
+	}
+}
+
+func TestShift(t *testing.T) {
+	for mips, want := range map[int]int{1000: 0, 500: 1, 250: 2, 125: 3} {
+		if got, err := shift(mips); err != nil || got != want {
+			t.Errorf("%d MIPS: got %d, error %v", mips, got, err)
+		}
+	}
+	if _, err := shift(300); err == nil {
+		t.Error("300 MIPS are taken")
+	}
+}
