@@ -9,9 +9,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Exit statuses.
@@ -105,7 +107,10 @@ a subscriber. Changing a plan changes every router that it reaches:
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+			if err := filled(c.Flags()); err != nil {
+				return err
+			}
 			if a.output != "table" && a.output != "json" {
 				return fmt.Errorf("--output %q: must be table or json", a.output)
 			}
@@ -120,6 +125,21 @@ a subscriber. Changing a plan changes every router that it reaches:
 	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
 	root.AddCommand(a.planCommand(), a.subscriberCommand(), a.routerCommand(), a.tokenCommand(), a.overrideCommand(), a.boostCommand(), a.suspendCommand(), a.resumeCommand(), a.statsCommand(), a.cakeCommand(), a.versionCommand())
 	return root
+}
+
+// mayBeEmpty marks a flag for which an empty text means something.
+const mayBeEmpty = "may-be-empty"
+
+// filled refuses flags that are given without a text: they would count as not
+// given, and a script whose variable is empty would seem to have worked.
+func filled(flags *pflag.FlagSet) error {
+	var errs []error
+	flags.Visit(func(f *pflag.Flag) {
+		if _, may := f.Annotations[mayBeEmpty]; !may && f.Value.Type() == "string" && strings.TrimSpace(f.Value.String()) == "" {
+			errs = append(errs, fmt.Errorf("--%s: is empty", f.Name))
+		}
+	})
+	return errors.Join(errs...)
 }
 
 // group is a command that only has others below it.

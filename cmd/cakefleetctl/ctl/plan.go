@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -75,12 +77,34 @@ func (f *planFlags) change(l plan.Link) (plan.Link, error) {
 			return l, fmt.Errorf("--%s-options: %w", d.name, err)
 		}
 		if d.rate != "" {
-			if d.c.Rate, err = engine.ParseRate(d.rate); err != nil {
+			if saysRate(f.both) || saysRate(d.own) {
+				return l, fmt.Errorf("--%s and a rate in the options: say one of them", d.name)
+			}
+			if d.c.Rate, err = parseRate(d.rate); err != nil {
 				return l, fmt.Errorf("--%s: %w", d.name, err)
 			}
 		}
 	}
 	return l, l.Validate()
+}
+
+// parseRate reads a rate as people write it: spaces around it and before its
+// unit don't count, and bps, which tc takes for bytes, is not taken for either.
+func parseRate(text string) (engine.BitsPerSecond, error) {
+	words := strings.Fields(text)
+	joined := strings.Join(words, "")
+	if len(words) > 2 || len(words) == 2 && (words[1][0] < 'A' || strings.ContainsAny(words[0], "bitBIT")) {
+		return 0, fmt.Errorf("rate %q: must be one number and its unit", text)
+	}
+	if unit := strings.ToLower(joined); strings.HasSuffix(unit, "bps") {
+		return 0, fmt.Errorf("rate %q: bps is bytes to tc and bits to most people, say it in kbit, mbit or gbit", text)
+	}
+	return engine.ParseRate(joined)
+}
+
+// saysRate returns whether words of options set a rate.
+func saysRate(words string) bool {
+	return slices.ContainsFunc(strings.Fields(words), func(w string) bool { return w == "bandwidth" || w == "unlimited" })
 }
 
 func (a *app) setPlan(ctx context.Context, name string, f planFlags) error {

@@ -216,7 +216,7 @@ func (a *app) showRouter(r *pb.Router, lastChange string) error {
 		if good := c.GetType() == "ClockOK" || c.GetType() == "StateSaved"; c.GetStatus() == good {
 			continue
 		}
-		t.row("condition", fmt.Sprintf("%s is %t: %s", c.GetType(), c.GetStatus(), c.GetMessage()))
+		t.row("condition", strings.TrimSuffix(fmt.Sprintf("%s is %t: %s", c.GetType(), c.GetStatus(), c.GetMessage()), ": "))
 	}
 	if err := t.end(a, ""); err != nil {
 		return err
@@ -342,6 +342,7 @@ func (a *app) routerSet() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&subscriber, "subscriber", "", "`subscriber` that it serves")
+	must(c.Flags().SetAnnotation("subscriber", mayBeEmpty, nil))
 	must(c.MarkFlagRequired("subscriber"))
 	must(c.RegisterFlagCompletionFunc("subscriber", a.completeFlag(subscriberIDs)))
 	wait.add(c.Flags(), false)
