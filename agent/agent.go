@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"time"
 
@@ -64,6 +65,10 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			err = errors.Join(err, fmt.Errorf("close data plane: %w", errClose))
 		}
 	}()
+	// Only the last part of the path: a flash that is not mounted must show.
+	if err := os.Mkdir(a.cfg.StateDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("state directory: %w", err)
+	}
 	if info, err := os.Stat(a.cfg.StateDir); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	} else if !info.IsDir() {

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -448,9 +449,28 @@ func TestTokenThatComesLater(t *testing.T) {
 	}
 }
 
-func TestStateDirectoryIsMissing(t *testing.T) {
+func TestStateDirectoryIsMade(t *testing.T) {
 	r := newRouter(t, "127.0.0.1:1", "")
 	r.cfg.StateDir += "/missing"
+	r.cfg.Dataplane = &dataplanetest.Fake{}
+	a, err := agent.New(r.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := a.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Stat(r.cfg.StateDir); err != nil || info.Mode() != os.ModeDir|0o700 {
+		t.Errorf("got %v, %v", info, err)
+	}
+}
+
+// A path of which more is missing is where no flash is mounted.
+func TestStateDirectoryIsMissing(t *testing.T) {
+	r := newRouter(t, "127.0.0.1:1", "")
+	r.cfg.StateDir += "/missing/state"
 	plane := &dataplanetest.Fake{}
 	r.cfg.Dataplane = plane
 	a, err := agent.New(r.cfg)

@@ -13,7 +13,7 @@ import (
 // Config is what an agent needs.
 type Config struct {
 	Controller string // host:port
-	StateDir   string // on flash: identity and last known good state; must exist
+	StateDir   string // on flash: identity and last known good state; made if its parent exists
 	// Token returns the join token, or an empty string while there is none. It
 	// is asked again for every attempt. Only a router without a valid
 	// certificate uses it.
