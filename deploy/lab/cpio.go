@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
 )
 
 // File modes in the archive.
@@ -21,7 +22,7 @@ type entry struct {
 // writeCPIO writes an archive of the kind that Linux unpacks at boot ("newc").
 // All times are 0: the same files give the same machine.
 func writeCPIO(w io.Writer, entries []entry) error {
-	for i, e := range append(entries[:len(entries):len(entries)], entry{name: "TRAILER!!!"}) {
+	for i, e := range append(slices.Clip(entries), entry{name: "TRAILER!!!"}) {
 		head := fmt.Sprintf("070701%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X%08X",
 			i+1, e.mode, 0, 0, 1, 0, len(e.body), 0, 0, 0, 0, len(e.name)+1, 0)
 		for _, part := range [][]byte{pad4([]byte(head + e.name + "\x00")), pad4(e.body)} {
@@ -34,4 +35,4 @@ func writeCPIO(w io.Writer, entries []entry) error {
 }
 
 // pad4 adds zeros up to a multiple of four bytes.
-func pad4(b []byte) []byte { return append(b[:len(b):len(b)], make([]byte, -len(b)&3)...) }
+func pad4(b []byte) []byte { return append(slices.Clip(b), make([]byte, -len(b)&3)...) }

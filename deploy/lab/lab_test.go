@@ -65,7 +65,7 @@ func result(down, up, idle float64) *row.Result {
 }
 
 func TestHeld(t *testing.T) {
-	o, free := order(row.Cake, seedDown, seedUp), order(row.None, seedDown, seedUp)
+	o, free := order(row.Cake), order(row.None)
 	for _, c := range []struct {
 		order    row.Order
 		down, up float64
@@ -86,7 +86,7 @@ func TestHeld(t *testing.T) {
 
 func TestJudge(t *testing.T) {
 	make1 := func(s row.Shaper, mips int, r *row.Result) *line {
-		return &line{name: shaperNames[s], mips: mips, order: order(s, seedDown, seedUp), result: r}
+		return &line{name: shaperNames[s], mips: mips, order: order(s), result: r}
 	}
 	cake, userspace := result(115, 12, 40), result(115, 12, 6)
 	kept := []*line{make1(row.Cake, 500, cake), make1(row.Kernel, 500, result(115, 12, 38.5)), make1(row.Userspace, 500, userspace)}
@@ -112,8 +112,8 @@ func TestJudge(t *testing.T) {
 // TestOutput prints what a failed boot and a good one look like.
 func TestOutput(t *testing.T) {
 	ls := []*line{
-		{name: "cake", mips: 500, order: order(row.Cake, seedDown, seedUp), result: result(115, 12, 40)},
-		{name: "fifo", mips: 500, order: order(row.FIFO, seedDown, seedUp), err: errors.New("the machine gave no result")},
+		{name: "cake", mips: 500, order: order(row.Cake), result: result(115, 12, 40)},
+		{name: "fifo", mips: 500, order: order(row.FIFO), err: errors.New("the machine gave no result")},
 	}
 	var table, chart strings.Builder
 	for _, l := range ls {

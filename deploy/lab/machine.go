@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -100,7 +101,7 @@ func (m *machine) boot(ctx context.Context, o row.Order, mips int) (*row.Result,
 		return nil, err
 	}
 	defer os.Remove(f.Name())
-	files := append(m.files[:len(m.files):len(m.files)], entry{"etc/order.json", modeFile, order})
+	files := append(slices.Clip(m.files), entry{"etc/order.json", modeFile, order})
 	if err := errors.Join(writeCPIO(f, files), f.Close()); err != nil {
 		return nil, err
 	}
@@ -131,7 +132,7 @@ func (m *machine) boot(ctx context.Context, o row.Order, mips int) (*row.Result,
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	}
-	return nil, fmt.Errorf("the machine gave no result (%v); its last words:\n%s", err, tail(log.String(), 20))
+	return nil, fmt.Errorf("the machine gave no result (%w); its last words:\n%s", err, tail(log.String(), 20))
 }
 
 // watch reads the console.

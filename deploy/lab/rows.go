@@ -45,7 +45,8 @@ const seedDown, seedUp = 115 * mbit, 12 * mbit
 // What is offered for what is shaped, per cent.
 const overload = 110
 
-func order(s row.Shaper, down, up uint64) row.Order {
+func order(s row.Shaper) row.Order {
+	const down, up = uint64(seedDown), uint64(seedUp)
 	return row.Order{
 		Kind: "traffic", Shaper: s,
 		DownRate: down, UpRate: up,
@@ -83,17 +84,17 @@ func lines() []*line {
 	for _, mips := range speeds {
 		for _, v := range variants {
 			for _, s := range shapers {
-				o := order(s, seedDown, seedUp)
+				o := order(s)
 				v.set(&o)
 				out = append(out, &line{name: shaperNames[s] + v.name, mips: mips, order: o, extra: v.extra})
 			}
 		}
 		for _, s := range shapers {
-			out = append(out, &line{name: shaperNames[s] + " max", mips: mips, order: order(s, seedDown, seedUp), search: true, extra: true})
+			out = append(out, &line{name: shaperNames[s] + " max", mips: mips, order: order(s), search: true, extra: true})
 		}
 	}
 	for _, s := range []row.Shaper{row.Kernel, row.Userspace} {
-		o := order(s, seedDown, seedUp)
+		o := order(s)
 		o.Kind, o.Settle, o.Window = "idle", 10*time.Second, 60*time.Second
 		out = append(out, &line{name: shaperNames[s] + " idle", mips: 500, order: o})
 	}

@@ -50,11 +50,10 @@ func server(i int, v6 bool) netip.Addr {
 
 // frame is what one kind of a TCP flow's packets looks like.
 type frame struct {
-	dst, src     mac
-	from, to     netip.AddrPort
-	size         int // with the Ethernet header
-	ect          bool
-	acknowledges bool
+	dst, src mac
+	from, to netip.AddrPort
+	size     int // with the Ethernet header
+	ect      bool
 }
 
 // Bytes of headers.

@@ -65,7 +65,7 @@ func setPolicy(tid int, policy uintptr, priority int32) error {
 
 func monotonic() int64 {
 	var ts unix.Timespec
-	unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_MONOTONIC, uintptr(unsafe.Pointer(&ts)), 0)
 	return ts.Nano()
 }
 
@@ -73,7 +73,7 @@ func monotonic() int64 {
 // than what the source does when it wakes.
 func sleepUntil(at int64) {
 	ts := unix.NsecToTimespec(at)
-	unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
 }
 
 // soak takes the time that nobody else wants, so that its run time is the idle
@@ -88,7 +88,7 @@ func soak() error {
 	}
 }
 
-var soaked uint32 // keeps the loop
+var soaked uint32 //nolint:unused // writing it keeps the loops
 
 // busy takes 10 % of the CPU: 1 ms of every 10, as something on a router that
 // never rests.
@@ -109,7 +109,7 @@ func busy() error {
 
 func threadTime() int64 {
 	var ts unix.Timespec
-	unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&ts)), 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_THREAD_CPUTIME_ID, uintptr(unsafe.Pointer(&ts)), 0)
 	return ts.Nano()
 }
 

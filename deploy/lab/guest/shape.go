@@ -115,7 +115,7 @@ func startAgent(o row.Order) (*exec.Cmd, error) {
 			return cmd, nil
 		}
 		if !running {
-			return nil, fmt.Errorf("agent ended (%v): %s", cmd.Wait(), b)
+			return nil, errors.Join(fmt.Errorf("agent ended: %s", b), cmd.Wait())
 		}
 		if strings.Contains(string(b), "[ERROR]") {
 			return nil, fmt.Errorf("agent does not shape: %s", b)
