@@ -160,14 +160,10 @@ func rateRefused(t *testing.T, f *fleet) {
 	must(t, f.StartAgent(0, ""))
 }
 
-// twoHosts wants a host with eight flows to get no more than one with one,
-// though both have the same server: with triple-isolate it would count too.
-// A host's IPv4 and IPv6 addresses are two hosts to CAKE, so it is one or the
-// other.
+// twoHosts wants a host with eight flows to get no more than one with one, as
+// a new plan does it. A host's IPv4 and IPv6 addresses are two hosts to CAKE,
+// so it is one or the other.
 func twoHosts(t *testing.T, f *fleet) {
-	before := f.newest(t)
-	f.ctl(t, "plan", "set", planName, "--down-options", "dual-dsthost", "--up-options", "dual-srchost")
-	f.awaitSync(t, before)
 	for name, server := range map[string]netip.Addr{"IPv4": homes.Server4, "IPv6": homes.Server6} {
 		t.Run(name, func(t *testing.T) {
 			l := startServer(t, f.net)
