@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,8 +40,20 @@ func TestMain(m *testing.M) {
 	if traffic.IsChild() {
 		os.Exit(traffic.ChildMain())
 	}
+	interrupted := make(chan os.Signal, 1) // the first is enough
+	signal.Notify(interrupted, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		<-interrupted
+		if claimed.Load() {
+			_, _ = homes.RemoveLeftovers(prefix) // the next run tries again
+		}
+		os.Exit(1)
+	}()
 	os.Exit(m.Run())
 }
+
+// claimed is true while the names of the namespaces are this process's.
+var claimed atomic.Bool
 
 // fleet is a network with the whole fleet running in it.
 type fleet struct {
@@ -59,7 +74,9 @@ func newFleetThatReports(t *testing.T, interval time.Duration) *fleet {
 	testnet.Require(t)
 	release, left, err := homes.Claim(prefix, true)
 	must(t, err)
+	claimed.Store(true)
 	t.Cleanup(func() {
+		claimed.Store(false)
 		if err := release(); err != nil {
 			t.Error(err)
 		}
