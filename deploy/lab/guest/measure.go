@@ -76,6 +76,12 @@ func traffic(o row.Order) (*row.Result, error) {
 		return nil, err
 	}
 	r := to.since(from)
+	turn := count.turnPicoseconds.Load()
+	r.Soak = time.Duration(uint64(to.turns-from.turns) * turn / 1000)
+	r.Busy = time.Duration(uint64(to.busyTurns-from.busyTurns) * turn / 1000)
+	if dry := count.dryPackets.Load(); dry > 0 {
+		r.Source = time.Duration(r.Packets() * count.dryNanoseconds.Load() / dry)
+	}
 	if o.Kind == "idle" {
 		return r, nil
 	}
@@ -95,8 +101,12 @@ func traffic(o row.Order) (*row.Result, error) {
 		return nil, fmt.Errorf("ping: %w", err)
 	}
 	// Reading goes before everything: what it delayed does not count.
-	return r, addPings(r, &pings, from.at, to.at-int64(100*time.Millisecond))
+	return r, addPings(r, &pings, from.at+int64(readTime), to.at-int64(readTime))
 }
+
+// readTime is more than a reading takes; the machine does nothing else
+// meanwhile.
+const readTime = 100 * time.Millisecond
 
 // profileBegin and profileEnd are found by their addresses.
 //
@@ -116,7 +126,8 @@ type meter struct {
 
 type reading struct {
 	at                         int64 // monotonic ns
-	soak, source, ping, busy   time.Duration
+	ping                       time.Duration
+	turns, busyTurns           uint32
 	self                       time.Duration
 	agent, system              map[string]row.Thread
 	rss                        uint64
@@ -146,24 +157,20 @@ func (m *meter) read() (r reading, err error) {
 	if r.system, err = kernelThreads(); err != nil {
 		return r, err
 	}
-	r.source, r.ping, r.busy = get(m.source), get(m.ping), get(m.busy)
+	r.ping = get(m.ping)
 	var errs [3]error
 	r.self, errs[0] = processTime(os.Getpid())
 	r.lanSent, errs[1] = sent(lanName)
 	r.wanSent, errs[2] = sent(wanName)
 	r.down, r.up = m.count.down(), m.count.up()
-	r.at = monotonic()
-	r.soak = get(m.soak)
+	r.turns, r.busyTurns, r.at = m.count.turns.Load(), m.count.busyTurns.Load(), monotonic()
 	return r, errors.Join(err, errors.Join(errs[:]...))
 }
 
 func (r reading) since(from reading) *row.Result {
 	out := &row.Result{
 		Window:        time.Duration(r.at - from.at),
-		Soak:          r.soak - from.soak,
-		Source:        r.source - from.source,
 		Ping:          r.ping - from.ping + r.self - from.self,
-		Busy:          r.busy - from.busy,
 		DownOffered:   r.down.Sub(from.down),
 		UpOffered:     r.up.Sub(from.up),
 		DownDelivered: r.lanSent.Sub(from.lanSent),

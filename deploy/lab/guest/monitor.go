@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/cakefleet/cakefleet/deploy/lab/row"
@@ -45,11 +46,10 @@ func spin() error {
 	if err != nil {
 		return err
 	}
+	var turns atomic.Uint32
 	start := time.Now()
 	for time.Since(start) < time.Second {
-		for range 100_000 {
-			soaked++
-		}
+		turn(&turns, 100_000)
 	}
 	took := time.Since(start)
 	after, err := read()

@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"strconv"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -76,34 +78,60 @@ func sleepUntil(at int64) {
 	_, _, _ = unix.RawSyscall6(unix.SYS_CLOCK_NANOSLEEP, unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
 }
 
-// soak takes the time that nobody else wants, so that its run time is the idle
-// time, to the instruction.
+// soak takes the time that nobody else wants, and counts it in turns of a loop:
+// the kernel's own account of a thread is not good enough, since an interrupt
+// that wakes somebody is billed to the thread that it interrupts.
 func soak() error {
+	shared, err := mapCounters()
+	if err != nil {
+		return err
+	}
 	runtime.LockOSThread()
+	debug.SetGCPercent(-1)
+	shared.turnPicoseconds.Store(turnTime(&shared.turns))
 	if err := setPolicy(0, schedIdle, 0); err != nil {
 		return err
 	}
-	for n := uint32(0); ; n++ {
-		soaked = n
+	for {
+		turn(&shared.turns, 1<<20)
 	}
 }
 
-var soaked uint32 //nolint:unused // writing it keeps the loops
+// turn counts n turns.
+//
+//go:noinline
+func turn(turns *atomic.Uint32, n uint32) {
+	for i := turns.Load() + 1; n > 0; i, n = i+1, n-1 {
+		turns.Store(i)
+	}
+}
+
+// turnTime is how long one turn takes, in picoseconds: it is the same number of
+// instructions each time. What was disturbed is not the shortest.
+func turnTime(turns *atomic.Uint32) uint64 {
+	shortest := func(n uint32) int64 {
+		best := int64(1) << 62
+		for range 20 {
+			start := monotonic()
+			turn(turns, n)
+			best = min(best, monotonic()-start)
+		}
+		return best
+	}
+	return uint64(shortest(20_000)-shortest(10_000)) * 1000 / 10_000
+}
 
 // busy takes 10 % of the CPU: 1 ms of every 10, as something on a router that
 // never rests.
 func busy() error {
-	runtime.LockOSThread()
+	shared, err := mapCounters()
+	if err != nil {
+		return err
+	}
+	n := uint32(uint64(time.Millisecond/time.Nanosecond) * 1000 / turnTime(&shared.busyTurns))
 	for at := monotonic(); ; at += 10 * int64(time.Millisecond) {
 		sleepUntil(at)
-		for end := threadTime() + int64(time.Millisecond); threadTime() < end; {
-			for range 2000 {
-				soaked++
-			}
-		}
-		if now := monotonic(); now-at > 100*int64(time.Millisecond) {
-			at = now
-		}
+		turn(&shared.busyTurns, n)
 	}
 }
 

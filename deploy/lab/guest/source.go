@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -33,15 +34,25 @@ const (
 	// behind is how late a frame may be before it is left out.
 	behind = 20 * time.Millisecond
 
-	countersPath = "/tmp/source"
+	// dryTime is how long the source sends what nobody takes, to learn what it
+	// costs itself.
+	dryTime = 400 * time.Millisecond
+
+	countersPath = "/tmp/counters"
 )
 
 // The cards that the source drives, by PCI address.
 const lanSource, wanSource = "0000:00:0d.0", "0000:00:0e.0"
 
-// counters are shared between the source and who measures it.
+// counters are shared between the lab's processes.
 type counters struct {
 	downPackets, downBytes, upPackets, upBytes atomic.Uint64
+
+	dryNanoseconds, dryPackets atomic.Uint64 // what the source cost without a router
+
+	turns           atomic.Uint32 // of the soak; it wraps
+	busyTurns       atomic.Uint32 // of the background process
+	turnPicoseconds atomic.Uint64
 }
 
 func mapCounters() (*counters, error) {
@@ -110,13 +121,44 @@ func source() error {
 		return err
 	}
 	debug.SetGCPercent(-1)
+	if err := dryRun(streams, count); err != nil {
+		return err
+	}
 	start := monotonic()
+	sendFor(streams, start, int64(1)<<62)
+	return nil
+}
+
+// dryRun sends for a while to an address that the router does not have.
+func dryRun(streams []stream, count *counters) error {
+	flip := func() {
+		for i := range streams {
+			for _, b := range streams[i].bufs {
+				b[5] ^= 0x40
+			}
+		}
+	}
+	flip()
+	start, cost := monotonic(), threadTime()
+	sendFor(streams, start, start+int64(dryTime))
+	packets := count.down().Packets + count.up().Packets
+	if packets == 0 {
+		return errors.New("nothing was sent")
+	}
+	count.dryNanoseconds.Store(uint64(threadTime() - cost))
+	count.dryPackets.Store(packets)
+	flip()
+	return nil
+}
+
+// sendFor sends what is due in every tick until a time.
+func sendFor(streams []stream, start, end int64) {
 	for i := range streams {
 		// Not all at the same moment, and acknowledgements first: they make
 		// the router's NAT entries.
 		streams[i].next = start + int64(i)*int64(tick)/4
 	}
-	for at := start + int64(tick); ; at += int64(tick) {
+	for at := start + int64(tick); at < end; at += int64(tick) {
 		sleepUntil(at)
 		now := monotonic()
 		for i := range streams {
