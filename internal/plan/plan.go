@@ -5,6 +5,7 @@ package plan
 
 import (
 	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -135,12 +136,20 @@ func (s Subscriber) Validate() error {
 	if err := s.Layers.Validate(); err != nil {
 		return fmt.Errorf("subscriber %s: %w", s.ID, err)
 	}
-	if len(s.Labels) > maxLabels {
-		return fmt.Errorf("subscriber %s: %d labels, at most %d are allowed", s.ID, len(s.Labels), maxLabels)
+	if err := ValidateLabels(s.Labels); err != nil {
+		return fmt.Errorf("subscriber %s: %w", s.ID, err)
 	}
-	for k, v := range s.Labels {
+	return nil
+}
+
+// ValidateLabels checks all labels of a record.
+func ValidateLabels(labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return fmt.Errorf("%d labels, at most %d are allowed", len(labels), maxLabels)
+	}
+	for k, v := range labels {
 		if err := ValidateLabel(k, v); err != nil {
-			return fmt.Errorf("subscriber %s: %w", s.ID, err)
+			return err
 		}
 	}
 	return nil
@@ -164,20 +173,51 @@ func ValidateLabel(name, value string) error {
 // Router is one device.
 type Router struct {
 	ID         string
-	Subscriber string // whom it serves; empty if nobody
-	Key        Key    // what its certificate must be for; zero: nothing opens a session
+	Subscriber string            // whom it serves; empty if nobody
+	Labels     map[string]string // not to be changed
+	Serial     string            // that it said when it joined; proves nothing
+	Key        Key               // what its certificate must be for; zero: nothing opens a session
+	Quarantine *Quarantine       // nil: there is one of it, as far as is known
 	Revision   Revision
 	Updated    time.Time
+}
+
+// Quarantine says that two live devices had one key. It is not to be changed.
+type Quarantine struct {
+	Since   time.Time
+	Devices []Device // the one that was connected first is first
+}
+
+// Device is one of several with one key.
+type Device struct {
+	Address string
+	BootID  string
+	Model   string
 }
 
 // Key stands for the public key of a router: SHA-256 of its
 // SubjectPublicKeyInfo in DER.
 type Key [sha256.Size]byte
 
+// String returns the key's fingerprint as operators see it: hex digits.
+func (k Key) String() string { return hex.EncodeToString(k[:]) }
+
+// ParseKey reads a fingerprint. Colons and upper case are fine.
+func ParseKey(fingerprint string) (k Key, err error) {
+	b, err := hex.DecodeString(strings.ReplaceAll(fingerprint, ":", ""))
+	if err != nil || len(b) != len(k) {
+		return Key{}, fmt.Errorf("fingerprint %.80q: must be %d hex digits, as cakefleet-agent --print-key says", fingerprint, 2*len(k))
+	}
+	return Key(b), nil
+}
+
 // Validate returns an error that names the field.
 func (r Router) Validate() error {
 	if err := ValidateName("router", r.ID); err != nil {
 		return err
+	}
+	if err := ValidateLabels(r.Labels); err != nil {
+		return fmt.Errorf("router %s: %w", r.ID, err)
 	}
 	if r.Subscriber == "" {
 		return nil
@@ -202,6 +242,8 @@ type Desired struct {
 	Then         *Link
 	LinkHash     string    // Link.Hash, if Hash is another one
 	Changes      time.Time // when there will be another desired state without any change of records; zero: never
+
+	Known Known // what the store knew when it said so
 }
 
 // EffectiveHash returns the hash that the data plane has if it runs d.

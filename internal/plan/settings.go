@@ -18,7 +18,8 @@ type Owner uint8
 
 // The owners, lowest first.
 const (
-	OwnerPlan Owner = iota
+	OwnerPlan    Owner = iota
+	OwnerRollout       // a plan, or fields above it, that not all routers have yet
 	OwnerBilling
 	OwnerSchedule
 	OwnerOverride
@@ -28,7 +29,7 @@ const (
 
 // String returns the word that operators see.
 func (o Owner) String() string {
-	return [...]string{"plan", "billing", "schedule", "override", "boost", "suspension"}[o]
+	return [...]string{"plan", "rollout", "billing", "schedule", "override", "boost", "suspension"}[o]
 }
 
 // A field is one value of a link. There are perDirection of them for down, and

@@ -1,6 +1,7 @@
 package testnet
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net"
 	"strings"
@@ -212,6 +213,79 @@ func (n *Namespace) Masquerade(link string, v6 bool) error {
 		return fmt.Errorf("masquerade %s/%s: %w", n.Name, link, err)
 	}
 	return nil
+}
+
+// MarkConnections gives every connection a mark, as a classifier does that
+// remembers what it has found out.
+func (n *Namespace) MarkConnections(mark uint32) error {
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+	if err != nil {
+		return fmt.Errorf("open nftables in %s: %w", n.Name, err)
+	}
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "testnet-mark"})
+	for name, hook := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "output": nftables.ChainHookOutput} {
+		chain := c.AddChain(&nftables.Chain{
+			Name: name, Table: table, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: nftables.ChainPriorityMangle,
+		})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+			&expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, mark)},
+			&expr.Ct{Key: expr.CtKeyMARK, Register: 1, SourceRegister: true},
+		}})
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("mark connections in %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// FlowTable makes a flow table of links, as a firewall with flow offload does.
+// Nothing is put there before UseFlowTable.
+func (n *Namespace) FlowTable(table, name string, links ...string) error {
+	return n.flowTable(table, name, func(c *nftables.Conn, t *nftables.Table) {
+		c.AddFlowtable(&nftables.Flowtable{
+			Table: t, Name: name, Devices: links,
+			Hooknum: nftables.FlowtableHookIngress, Priority: nftables.FlowtablePriorityFilter,
+		})
+	})
+}
+
+// UseFlowTable adds a rule that puts forwarded connections into a flow table.
+func (n *Namespace) UseFlowTable(table, name string) error {
+	return n.flowTable(table, name, func(c *nftables.Conn, t *nftables.Table) {
+		chain := c.AddChain(&nftables.Chain{
+			Name: "forward", Table: t, Type: nftables.ChainTypeFilter,
+			Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter,
+		})
+		c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: []expr.Any{
+			&expr.FlowOffload{Name: name}, // which does nothing to what is neither TCP nor UDP
+		}})
+	})
+}
+
+func (n *Namespace) flowTable(table, name string, change func(*nftables.Conn, *nftables.Table)) error {
+	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns)))
+	if err != nil {
+		return fmt.Errorf("open nftables in %s: %w", n.Name, err)
+	}
+	change(c, c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: table}))
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("flow table %s in %s: %w", name, n.Name, err)
+	}
+	return nil
+}
+
+// VLAN makes a VLAN of a link.
+func (n *Namespace) VLAN(link, name string, id int) error {
+	l, err := n.link(link)
+	if err != nil {
+		return err
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.ParentIndex = name, l.Attrs().Index
+	if err := n.nl.LinkAdd(&netlink.Vlan{LinkAttrs: attrs, VlanId: id}); err != nil {
+		return fmt.Errorf("add VLAN %s/%s: %w", n.Name, name, err)
+	}
+	return n.Up(name)
 }
 
 // Rules returns how many rules the chains of a name have, in the tables of a

@@ -169,8 +169,18 @@ func prepareRunDir() error {
 	if err := os.MkdirAll(runDir, 0o755); err != nil {
 		return err
 	}
+	// The first ones may come at one moment; of two mounts the lower one would
+	// keep names from being removed. ip-netns(8) takes the same lock.
+	lock, err := os.Open(runDir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", runDir, err)
+	}
 	const shared = unix.MS_SHARED | unix.MS_REC
-	err := unix.Mount("", runDir, "none", shared, "")
+	err = unix.Mount("", runDir, "none", shared, "")
 	if errors.Is(err, unix.EINVAL) { // no mount yet
 		if err = unix.Mount(runDir, runDir, "none", unix.MS_BIND|unix.MS_REC, ""); err == nil {
 			err = unix.Mount("", runDir, "none", shared, "")

@@ -10,10 +10,17 @@ import (
 // integration can't pass without having run them.
 const requireEnv = "CAKEFLEET_REQUIRE_NETNS"
 
+// emulatedEnv says that a program for another processor plays the kernel's part
+// of the socket calls, and knows a few of them only.
+const emulatedEnv = "CAKEFLEET_EMULATED"
+
 // Require skips the test, with the reason, on a machine that can't make
 // namespaces. With CAKEFLEET_REQUIRE_NETNS set it fails instead.
 func Require(tb testing.TB) {
 	tb.Helper()
+	if os.Getenv(emulatedEnv) != "" {
+		tb.Skip("skipped: the emulator has no sockets of netfilter")
+	}
 	if os.Geteuid() != 0 {
 		Skip(tb, "network namespaces need root")
 	}

@@ -42,8 +42,8 @@ func sum(d, was uint64, bits int) uint64 {
 // combine returns a report like m whose integers, below the parts that have
 // counters, are op of those in m and old.
 func combine(m, old *pb.Report, op operation) *pb.Report {
-	out := &pb.Report{Sequence: m.GetSequence(), BootId: m.GetBootId(), Uptime: m.GetUptime()}
-	for _, name := range []protoreflect.Name{"down", "up", "agent"} {
+	out := &pb.Report{Sequence: m.GetSequence(), BootId: m.GetBootId(), Uptime: m.GetUptime(), Again: m.GetAgain()}
+	for _, name := range []protoreflect.Name{"down", "up", "agent", "probe", "wan"} {
 		combineField(out.ProtoReflect(), m.ProtoReflect(), old.ProtoReflect(), out.ProtoReflect().Descriptor().Fields().ByName(name), op)
 	}
 	return out

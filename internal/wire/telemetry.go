@@ -30,6 +30,9 @@ func FromReport(r *plan.Report) *pb.Report {
 			QueueOverflows:  r.Agent.QueueOverflows,
 			BatchSizeMilli:  r.Agent.BatchSizeMilli,
 		},
+		Probe: fromProbe(r.Probe),
+		Wan:   fromLinkState(r.WAN),
+		Again: r.Again,
 	}
 }
 
@@ -41,10 +44,13 @@ func ToReport(m *pb.Report) (plan.Report, error) {
 		return plan.Report{}, fmt.Errorf("sequence is missing")
 	case m.GetBootId() == "" || len(m.GetBootId()) > maxBootID:
 		return plan.Report{}, fmt.Errorf("boot_id: %d bytes, must be 1 to %d", len(m.GetBootId()), maxBootID)
+	case len(m.GetAgain()) > maxBootID:
+		return plan.Report{}, fmt.Errorf("again: %d bytes, at most %d are allowed", len(m.GetAgain()), maxBootID)
 	}
 	r := plan.Report{
 		Sequence: m.GetSequence(),
 		BootID:   m.GetBootId(),
+		Again:    m.GetAgain(),
 		Agent: plan.AgentStats{
 			ResidentBytes:   m.GetAgent().GetResidentBytes(),
 			BypassedPackets: m.GetAgent().GetBypassedPackets(),
@@ -65,7 +71,91 @@ func ToReport(m *pb.Report) (plan.Report, error) {
 	if r.Up, err = ToStats(m.GetUp()); err != nil {
 		return plan.Report{}, fmt.Errorf("up: %w", err)
 	}
+	if r.Probe, err = toProbe(m.GetProbe()); err != nil {
+		return plan.Report{}, fmt.Errorf("probe: %w", err)
+	}
+	r.WAN = toLinkState(m.GetWan())
 	return r, nil
+}
+
+// FromProbe returns the message of p; nil for none.
+func FromProbe(p plan.Probe) *pb.Probe {
+	if p.Host == "" {
+		return nil
+	}
+	m := &pb.Probe{Host: p.Host}
+	if p.Interval > 0 {
+		m.Interval = durationpb.New(p.Interval)
+	}
+	return m
+}
+
+// ToProbe returns the probe of m; none for nil, or if its interval makes no
+// sense.
+func ToProbe(m *pb.Probe) plan.Probe {
+	interval, err := toDuration(m.GetInterval())
+	if err != nil {
+		return plan.Probe{}
+	}
+	return plan.Probe{Host: m.GetHost(), Interval: interval}
+}
+
+func fromProbe(p *plan.ProbeStats) *pb.ProbeStats {
+	if p == nil {
+		return nil
+	}
+	return &pb.ProbeStats{
+		Host: p.Host, Address: p.Address, Error: p.Error,
+		Idle: fromDelay(&p.Idle), Down: fromDelay(&p.Down), Up: fromDelay(&p.Up), Both: fromDelay(&p.Both), Light: fromDelay(&p.Light),
+	}
+}
+
+// fromDelay returns the message of d; nil if nothing was counted.
+func fromDelay(d *plan.ProbeDelay) *pb.ProbeDelay {
+	h := FromHistogram(&d.Delay)
+	if h == nil && d.Lost == 0 {
+		return nil
+	}
+	return &pb.ProbeDelay{Delay: h, Lost: d.Lost}
+}
+
+func toProbe(m *pb.ProbeStats) (*plan.ProbeStats, error) {
+	if m == nil {
+		return nil, nil
+	}
+	p := &plan.ProbeStats{Host: m.GetHost(), Address: m.GetAddress(), Error: m.GetError()}
+	for _, d := range []struct {
+		name string
+		from *pb.ProbeDelay
+		to   *plan.ProbeDelay
+	}{{"idle", m.GetIdle(), &p.Idle}, {"down", m.GetDown(), &p.Down}, {"up", m.GetUp(), &p.Up}, {"both", m.GetBoth(), &p.Both}, {"light", m.GetLight(), &p.Light}} {
+		var err error
+		if d.to.Delay, err = ToHistogram(d.from.GetDelay()); err != nil {
+			return nil, fmt.Errorf("%s: %w", d.name, err)
+		}
+		d.to.Lost = d.from.GetLost()
+	}
+	return p, nil
+}
+
+func fromLinkState(l *plan.LinkState) *pb.LinkState {
+	if l == nil {
+		return nil
+	}
+	return &pb.LinkState{
+		Name: l.Name, Index: l.Index, Up: l.Up, Carrier: l.Carrier, SpeedBps: uint64(l.Speed), Mtu: l.MTU,
+		Comings: l.Comings, CarrierLosses: l.CarrierLosses,
+	}
+}
+
+func toLinkState(m *pb.LinkState) *plan.LinkState {
+	if m == nil {
+		return nil
+	}
+	return &plan.LinkState{
+		Name: m.GetName(), Index: m.GetIndex(), Up: m.GetUp(), Carrier: m.GetCarrier(), Speed: engine.BitsPerSecond(m.GetSpeedBps()), MTU: m.GetMtu(),
+		Comings: m.GetComings(), CarrierLosses: m.GetCarrierLosses(),
+	}
 }
 
 // FromStats returns the message of s; nil for nil.

@@ -164,6 +164,7 @@ func TestRoundTrips(t *testing.T) {
 		roundTrip(t, from, wire.ToDesired, func(d *plan.Desired) {
 			d.Reason, d.Since, d.Changes, d.LinkHash = "", time.Time{}, time.Time{}, ""
 			d.ExpiresAfter, d.Then = 0, nil
+			d.Known = plan.Known{} // what the store knew is the controller's own business
 		})
 		then := plan.Link{Down: engine.DefaultConfig(), Up: engine.DefaultConfig()}
 		m := wire.FromDesired(plan.Desired{ExpiresAfter: time.Hour, Then: &then}, 7)
@@ -297,11 +298,29 @@ func TestDifference(t *testing.T) {
 		}
 		return s
 	}
+	probe := func() *plan.ProbeStats {
+		if r.IntN(8) == 0 {
+			return nil
+		}
+		p := &plan.ProbeStats{Host: fmt.Sprint("host", r.IntN(2)), Error: strings.Repeat("e", r.IntN(2))}
+		for _, d := range []*plan.ProbeDelay{&p.Idle, &p.Down, &p.Both} {
+			d.Lost = uint64(r.IntN(3))
+			d.Delay[r.IntN(engine.HistogramBuckets)] = uint64(r.IntN(3))
+		}
+		return p
+	}
+	wan := func() *plan.LinkState {
+		if r.IntN(8) == 0 {
+			return nil
+		}
+		return &plan.LinkState{Name: "wan", Index: r.Uint32(), Up: r.IntN(2) == 0, Carrier: r.IntN(2) == 0, Speed: engine.BitsPerSecond(r.Uint64()), Comings: r.Uint64()}
+	}
 	var before *pb.Report
 	for i := range 150 {
 		m := wire.FromReport(&plan.Report{
 			Sequence: uint64(1 + i), BootID: "a", Uptime: time.Duration(i) * time.Second, Down: stats(), Up: stats(),
 			Agent: plan.AgentStats{CPUTime: time.Duration(r.Uint64() >> 2), ResidentBytes: r.Uint64(), BatchSizeMilli: r.Uint32()},
+			Probe: probe(), WAN: wan(),
 		})
 		if before != nil {
 			raw, err := proto.Marshal(wire.Difference(m, before))

@@ -26,10 +26,14 @@ const (
 // EnrollRequest is a router's first word.
 type EnrollRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The join token.
+	// The join token; empty if there is none.
 	Token string `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
 	// PKCS #10 signing request in DER, for the Ed25519 key made on the router.
-	Csr           []byte `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`
+	Csr []byte `protobuf:"bytes,2,opt,name=csr,proto3" json:"csr,omitempty"`
+	// Serial number as the router names itself; may be empty. It proves nothing.
+	Serial string `protobuf:"bytes,3,opt,name=serial,proto3" json:"serial,omitempty"`
+	// Hardware model as the router names itself.
+	Model         string `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -78,6 +82,20 @@ func (x *EnrollRequest) GetCsr() []byte {
 	return nil
 }
 
+func (x *EnrollRequest) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *EnrollRequest) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
 // EnrollResponse has the router's certificate.
 type EnrollResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -87,6 +105,8 @@ type EnrollResponse struct {
 	Certificate []byte `protobuf:"bytes,2,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	// Certificate of the fleet's authority in DER.
 	CaCertificate []byte `protobuf:"bytes,3,opt,name=ca_certificate,json=caCertificate,proto3" json:"ca_certificate,omitempty"`
+	// Set instead of the rest while the key waits for an operator.
+	Waiting       *Waiting `protobuf:"bytes,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +162,1090 @@ func (x *EnrollResponse) GetCaCertificate() []byte {
 	return nil
 }
 
+func (x *EnrollResponse) GetWaiting() *Waiting {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+// Waiting says that an operator has to approve a key.
+type Waiting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fingerprint of the key as operators see it.
+	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// When to ask again.
+	RetryAfter    *durationpb.Duration `protobuf:"bytes,2,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Waiting) Reset() {
+	*x = Waiting{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waiting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waiting) ProtoMessage() {}
+
+func (x *Waiting) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
+func (*Waiting) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Waiting) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *Waiting) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
+// RenewRequest asks for a certificate that holds longer.
+type RenewRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// PKCS #10 signing request in DER, by the key of the client certificate.
+	Csr           []byte `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RenewRequest) GetCsr() []byte {
+	if x != nil {
+		return x.Csr
+	}
+	return nil
+}
+
+// RenewResponse has the new certificate.
+type RenewResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Certificate in DER.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// Certificate of the fleet's authority in DER.
+	CaCertificate []byte `protobuf:"bytes,2,opt,name=ca_certificate,json=caCertificate,proto3" json:"ca_certificate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RenewResponse) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *RenewResponse) GetCaCertificate() []byte {
+	if x != nil {
+		return x.CaCertificate
+	}
+	return nil
+}
+
+// GetAuthorityRequest is empty.
+type GetAuthorityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAuthorityRequest) Reset() {
+	*x = GetAuthorityRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAuthorityRequest) ProtoMessage() {}
+
+func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{5}
+}
+
+// GetAuthorityResponse tells of the fleet's authority.
+type GetAuthorityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of its public key in unpadded base64url: what a router without a
+	// token must be given to know the controller.
+	Pin string `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
+	// When its certificate, and with it every other one, ends.
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// What is wrong or will soon be; empty if nothing.
+	Warning       string `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAuthorityResponse) Reset() {
+	*x = GetAuthorityResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAuthorityResponse) ProtoMessage() {}
+
+func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *GetAuthorityResponse) GetPin() string {
+	if x != nil {
+		return x.Pin
+	}
+	return ""
+}
+
+func (x *GetAuthorityResponse) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *GetAuthorityResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
+}
+
+// PendingRouter is a key that waits for an operator.
+type PendingRouter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of its public key (SubjectPublicKeyInfo in DER) in hex digits.
+	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// What the router says of itself; none of it is proven.
+	Serial string `protobuf:"bytes,2,opt,name=serial,proto3" json:"serial,omitempty"`
+	// Hardware model, likewise.
+	Model string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	// Where it asks from.
+	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	// When it asked first.
+	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// When it asked last.
+	LastSeen *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
+	// The provisioned router that has this serial; absent if none.
+	Provisioned *ProvisionedRouter `protobuf:"bytes,7,opt,name=provisioned,proto3" json:"provisioned,omitempty"`
+	// Router that joined with this serial before; empty if none.
+	KnownRouterId string `protobuf:"bytes,8,opt,name=known_router_id,json=knownRouterId,proto3" json:"known_router_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PendingRouter) Reset() {
+	*x = PendingRouter{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PendingRouter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PendingRouter) ProtoMessage() {}
+
+func (x *PendingRouter) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PendingRouter.ProtoReflect.Descriptor instead.
+func (*PendingRouter) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PendingRouter) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *PendingRouter) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *PendingRouter) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
+func (x *PendingRouter) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *PendingRouter) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *PendingRouter) GetLastSeen() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastSeen
+	}
+	return nil
+}
+
+func (x *PendingRouter) GetProvisioned() *ProvisionedRouter {
+	if x != nil {
+		return x.Provisioned
+	}
+	return nil
+}
+
+func (x *PendingRouter) GetKnownRouterId() string {
+	if x != nil {
+		return x.KnownRouterId
+	}
+	return ""
+}
+
+// ListPendingRequest is empty: there are never more than a few thousand.
+type ListPendingRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPendingRequest) Reset() {
+	*x = ListPendingRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPendingRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPendingRequest) ProtoMessage() {}
+
+func (x *ListPendingRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPendingRequest.ProtoReflect.Descriptor instead.
+func (*ListPendingRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{8}
+}
+
+// ListPendingResponse has the keys that wait.
+type ListPendingResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The keys, who has waited longest first.
+	Pending []*PendingRouter `protobuf:"bytes,1,rep,name=pending,proto3" json:"pending,omitempty"`
+	// How many more were turned away since the start, because the queue or their
+	// address's share of it was full.
+	Refused       uint64 `protobuf:"varint,2,opt,name=refused,proto3" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPendingResponse) Reset() {
+	*x = ListPendingResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPendingResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPendingResponse) ProtoMessage() {}
+
+func (x *ListPendingResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPendingResponse.ProtoReflect.Descriptor instead.
+func (*ListPendingResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListPendingResponse) GetPending() []*PendingRouter {
+	if x != nil {
+		return x.Pending
+	}
+	return nil
+}
+
+func (x *ListPendingResponse) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+// ApproveRequest says which router a key is.
+type ApproveRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fingerprint, or its beginning (8 digits or more) if the key waits at this
+	// controller.
+	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// Identity that it gets; may be empty if its serial is provisioned.
+	RouterId string `protobuf:"bytes,2,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	// Subscriber that it will serve; empty: as provisioned, or as before.
+	Subscriber string `protobuf:"bytes,3,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Labels of the router; empty: as provisioned, or as before.
+	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Whether a router of this id that has another key is to be replaced.
+	Replace       bool `protobuf:"varint,5,opt,name=replace,proto3" json:"replace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApproveRequest) Reset() {
+	*x = ApproveRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApproveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApproveRequest) ProtoMessage() {}
+
+func (x *ApproveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApproveRequest.ProtoReflect.Descriptor instead.
+func (*ApproveRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ApproveRequest) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *ApproveRequest) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+func (x *ApproveRequest) GetSubscriber() string {
+	if x != nil {
+		return x.Subscriber
+	}
+	return ""
+}
+
+func (x *ApproveRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ApproveRequest) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+// ApproveResponse says what it became.
+type ApproveResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Identity of the router.
+	RouterId string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	// Fingerprint of its key in full.
+	Fingerprint string `protobuf:"bytes,2,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// Subscriber that it serves.
+	Subscriber    string `protobuf:"bytes,3,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApproveResponse) Reset() {
+	*x = ApproveResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApproveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApproveResponse) ProtoMessage() {}
+
+func (x *ApproveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApproveResponse.ProtoReflect.Descriptor instead.
+func (*ApproveResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ApproveResponse) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+func (x *ApproveResponse) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *ApproveResponse) GetSubscriber() string {
+	if x != nil {
+		return x.Subscriber
+	}
+	return ""
+}
+
+// RejectRequest names a key that must not join.
+type RejectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fingerprint, or its beginning if the key waits at this controller.
+	Fingerprint string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// Why; the router is told.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RejectRequest) Reset() {
+	*x = RejectRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RejectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RejectRequest) ProtoMessage() {}
+
+func (x *RejectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RejectRequest.ProtoReflect.Descriptor instead.
+func (*RejectRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RejectRequest) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *RejectRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// RejectResponse has the key.
+type RejectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Fingerprint in full.
+	Fingerprint   string `protobuf:"bytes,1,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RejectResponse) Reset() {
+	*x = RejectResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RejectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RejectResponse) ProtoMessage() {}
+
+func (x *RejectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RejectResponse.ProtoReflect.Descriptor instead.
+func (*RejectResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RejectResponse) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+// ProvisionedRouter announces one router.
+type ProvisionedRouter struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Serial number: 1 to 128 printable ASCII characters without space, "/" and ",".
+	Serial string `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	// Identity that it gets; empty: the serial in lower case.
+	RouterId string `protobuf:"bytes,2,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	// Subscriber that it will serve; may be empty.
+	Subscriber string `protobuf:"bytes,3,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
+	// Labels of the router.
+	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// SHA-256 of its public key in hex digits, as the agent's --print-key says.
+	// Whoever proves this key joins at once. Empty: an operator approves, as a
+	// serial proves nothing.
+	Fingerprint   string `protobuf:"bytes,5,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProvisionedRouter) Reset() {
+	*x = ProvisionedRouter{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProvisionedRouter) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProvisionedRouter) ProtoMessage() {}
+
+func (x *ProvisionedRouter) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProvisionedRouter.ProtoReflect.Descriptor instead.
+func (*ProvisionedRouter) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ProvisionedRouter) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *ProvisionedRouter) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+func (x *ProvisionedRouter) GetSubscriber() string {
+	if x != nil {
+		return x.Subscriber
+	}
+	return ""
+}
+
+func (x *ProvisionedRouter) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *ProvisionedRouter) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+// ProvisionRequest announces routers.
+type ProvisionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The routers, 1 to 1000. One that is announced already is replaced.
+	Routers       []*ProvisionedRouter `protobuf:"bytes,1,rep,name=routers,proto3" json:"routers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProvisionRequest) Reset() {
+	*x = ProvisionRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProvisionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProvisionRequest) ProtoMessage() {}
+
+func (x *ProvisionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProvisionRequest.ProtoReflect.Descriptor instead.
+func (*ProvisionRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ProvisionRequest) GetRouters() []*ProvisionedRouter {
+	if x != nil {
+		return x.Routers
+	}
+	return nil
+}
+
+// ProvisionResponse answers each.
+type ProvisionResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why a router was not taken, in the order of the request; empty: it was.
+	Errors        []string `protobuf:"bytes,1,rep,name=errors,proto3" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProvisionResponse) Reset() {
+	*x = ProvisionResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProvisionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProvisionResponse) ProtoMessage() {}
+
+func (x *ProvisionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProvisionResponse.ProtoReflect.Descriptor instead.
+func (*ProvisionResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ProvisionResponse) GetErrors() []string {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+// ListProvisionedRequest asks for a page of serials.
+type ListProvisionedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most this many; 0 = 1000.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProvisionedRequest) Reset() {
+	*x = ListProvisionedRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProvisionedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProvisionedRequest) ProtoMessage() {}
+
+func (x *ListProvisionedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProvisionedRequest.ProtoReflect.Descriptor instead.
+func (*ListProvisionedRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ListProvisionedRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListProvisionedRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListProvisionedResponse is a page of serials.
+type ListProvisionedResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The routers in order of serial.
+	Routers []*ProvisionedRouter `protobuf:"bytes,1,rep,name=routers,proto3" json:"routers,omitempty"`
+	// For the next page; empty at the end.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProvisionedResponse) Reset() {
+	*x = ListProvisionedResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProvisionedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProvisionedResponse) ProtoMessage() {}
+
+func (x *ListProvisionedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProvisionedResponse.ProtoReflect.Descriptor instead.
+func (*ListProvisionedResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ListProvisionedResponse) GetRouters() []*ProvisionedRouter {
+	if x != nil {
+		return x.Routers
+	}
+	return nil
+}
+
+func (x *ListProvisionedResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+// UnprovisionRequest names a serial.
+type UnprovisionRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The serial.
+	Serial        string `protobuf:"bytes,1,opt,name=serial,proto3" json:"serial,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnprovisionRequest) Reset() {
+	*x = UnprovisionRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnprovisionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnprovisionRequest) ProtoMessage() {}
+
+func (x *UnprovisionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnprovisionRequest.ProtoReflect.Descriptor instead.
+func (*UnprovisionRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *UnprovisionRequest) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+// UnprovisionResponse is empty.
+type UnprovisionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnprovisionResponse) Reset() {
+	*x = UnprovisionResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnprovisionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnprovisionResponse) ProtoMessage() {}
+
+func (x *UnprovisionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnprovisionResponse.ProtoReflect.Descriptor instead.
+func (*UnprovisionResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{20}
+}
+
 // Token is a join token without its secret.
 type Token struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -152,14 +1256,16 @@ type Token struct {
 	// Subscriber that the router will serve; empty if none.
 	Subscriber string `protobuf:"bytes,3,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
 	// When it ends.
-	ExpireTime    *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// Labels that the router will have.
+	Labels        map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -171,7 +1277,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -184,7 +1290,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{2}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Token) GetId() string {
@@ -215,6 +1321,13 @@ func (x *Token) GetExpireTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Token) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // CreateTokenRequest says what the token is for.
 type CreateTokenRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -223,14 +1336,16 @@ type CreateTokenRequest struct {
 	// Subscriber that the router will serve; may be empty.
 	Subscriber string `protobuf:"bytes,2,opt,name=subscriber,proto3" json:"subscriber,omitempty"`
 	// How long it can be used; 0 = 24 hours, at most 30 days.
-	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Labels that the router will have; empty: those that it has.
+	Labels        map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -242,7 +1357,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -255,7 +1370,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{3}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateTokenRequest) GetRouterId() string {
@@ -279,6 +1394,13 @@ func (x *CreateTokenRequest) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *CreateTokenRequest) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
 // CreateTokenResponse has the new token.
 type CreateTokenResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -293,7 +1415,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -305,7 +1427,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -318,7 +1440,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{4}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -348,7 +1470,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -360,7 +1482,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -373,7 +1495,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListTokensRequest) GetPageSize() uint32 {
@@ -403,7 +1525,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +1537,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +1550,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -456,7 +1578,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -468,7 +1590,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -481,7 +1603,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -500,7 +1622,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +1634,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,21 +1647,99 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{27}
 }
 
 var File_cakefleet_v1_enrollment_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\n" +
-	"\x1dcakefleet/v1/enrollment.proto\x12\fcakefleet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"7\n" +
+	"\x1dcakefleet/v1/enrollment.proto\x12\fcakefleet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"e\n" +
 	"\rEnrollRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x10\n" +
-	"\x03csr\x18\x02 \x01(\fR\x03csr\"v\n" +
+	"\x03csr\x18\x02 \x01(\fR\x03csr\x12\x16\n" +
+	"\x06serial\x18\x03 \x01(\tR\x06serial\x12\x14\n" +
+	"\x05model\x18\x04 \x01(\tR\x05model\"\xa7\x01\n" +
 	"\x0eEnrollResponse\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12 \n" +
 	"\vcertificate\x18\x02 \x01(\fR\vcertificate\x12%\n" +
-	"\x0eca_certificate\x18\x03 \x01(\fR\rcaCertificate\"\x91\x01\n" +
+	"\x0eca_certificate\x18\x03 \x01(\fR\rcaCertificate\x12/\n" +
+	"\awaiting\x18\x04 \x01(\v2\x15.cakefleet.v1.WaitingR\awaiting\"g\n" +
+	"\aWaiting\x12 \n" +
+	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12:\n" +
+	"\vretry_after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\" \n" +
+	"\fRenewRequest\x12\x10\n" +
+	"\x03csr\x18\x01 \x01(\fR\x03csr\"X\n" +
+	"\rRenewResponse\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12%\n" +
+	"\x0eca_certificate\x18\x02 \x01(\fR\rcaCertificate\"\x15\n" +
+	"\x13GetAuthorityRequest\"\x7f\n" +
+	"\x14GetAuthorityResponse\x12\x10\n" +
+	"\x03pin\x18\x01 \x01(\tR\x03pin\x12;\n" +
+	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x12\x18\n" +
+	"\awarning\x18\x03 \x01(\tR\awarning\"\xcf\x02\n" +
+	"\rPendingRouter\x12 \n" +
+	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12\x16\n" +
+	"\x06serial\x18\x02 \x01(\tR\x06serial\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x127\n" +
+	"\tlast_seen\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12A\n" +
+	"\vprovisioned\x18\a \x01(\v2\x1f.cakefleet.v1.ProvisionedRouterR\vprovisioned\x12&\n" +
+	"\x0fknown_router_id\x18\b \x01(\tR\rknownRouterId\"\x14\n" +
+	"\x12ListPendingRequest\"f\n" +
+	"\x13ListPendingResponse\x125\n" +
+	"\apending\x18\x01 \x03(\v2\x1b.cakefleet.v1.PendingRouterR\apending\x12\x18\n" +
+	"\arefused\x18\x02 \x01(\x04R\arefused\"\x86\x02\n" +
+	"\x0eApproveRequest\x12 \n" +
+	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12\x1b\n" +
+	"\trouter_id\x18\x02 \x01(\tR\brouterId\x12\x1e\n" +
+	"\n" +
+	"subscriber\x18\x03 \x01(\tR\n" +
+	"subscriber\x12@\n" +
+	"\x06labels\x18\x04 \x03(\v2(.cakefleet.v1.ApproveRequest.LabelsEntryR\x06labels\x12\x18\n" +
+	"\areplace\x18\x05 \x01(\bR\areplace\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"p\n" +
+	"\x0fApproveResponse\x12\x1b\n" +
+	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12 \n" +
+	"\vfingerprint\x18\x02 \x01(\tR\vfingerprint\x12\x1e\n" +
+	"\n" +
+	"subscriber\x18\x03 \x01(\tR\n" +
+	"subscriber\"I\n" +
+	"\rRejectRequest\x12 \n" +
+	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"2\n" +
+	"\x0eRejectResponse\x12 \n" +
+	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\"\x8a\x02\n" +
+	"\x11ProvisionedRouter\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\tR\x06serial\x12\x1b\n" +
+	"\trouter_id\x18\x02 \x01(\tR\brouterId\x12\x1e\n" +
+	"\n" +
+	"subscriber\x18\x03 \x01(\tR\n" +
+	"subscriber\x12C\n" +
+	"\x06labels\x18\x04 \x03(\v2+.cakefleet.v1.ProvisionedRouter.LabelsEntryR\x06labels\x12 \n" +
+	"\vfingerprint\x18\x05 \x01(\tR\vfingerprint\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
+	"\x10ProvisionRequest\x129\n" +
+	"\arouters\x18\x01 \x03(\v2\x1f.cakefleet.v1.ProvisionedRouterR\arouters\"+\n" +
+	"\x11ProvisionResponse\x12\x16\n" +
+	"\x06errors\x18\x01 \x03(\tR\x06errors\"T\n" +
+	"\x16ListProvisionedRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"|\n" +
+	"\x17ListProvisionedResponse\x129\n" +
+	"\arouters\x18\x01 \x03(\v2\x1f.cakefleet.v1.ProvisionedRouterR\arouters\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\",\n" +
+	"\x12UnprovisionRequest\x12\x16\n" +
+	"\x06serial\x18\x01 \x01(\tR\x06serial\"\x15\n" +
+	"\x13UnprovisionResponse\"\x85\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\trouter_id\x18\x02 \x01(\tR\brouterId\x12\x1e\n" +
@@ -547,13 +1747,21 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"subscriber\x18\x03 \x01(\tR\n" +
 	"subscriber\x12;\n" +
 	"\vexpire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"expireTime\"~\n" +
+	"expireTime\x127\n" +
+	"\x06labels\x18\x05 \x03(\v2\x1f.cakefleet.v1.Token.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xff\x01\n" +
 	"\x12CreateTokenRequest\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12\x1e\n" +
 	"\n" +
 	"subscriber\x18\x02 \x01(\tR\n" +
 	"subscriber\x12+\n" +
-	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"X\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12D\n" +
+	"\x06labels\x18\x04 \x03(\v2,.cakefleet.v1.CreateTokenRequest.LabelsEntryR\x06labels\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"X\n" +
 	"\x13CreateTokenResponse\x12)\n" +
 	"\x05token\x18\x01 \x01(\v2\x13.cakefleet.v1.TokenR\x05token\x12\x16\n" +
 	"\x06secret\x18\x02 \x01(\tR\x06secret\"O\n" +
@@ -566,9 +1774,18 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"$\n" +
 	"\x12DeleteTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13DeleteTokenResponse2X\n" +
+	"\x13DeleteTokenResponse2\x9a\x01\n" +
 	"\x11EnrollmentService\x12C\n" +
-	"\x06Enroll\x12\x1b.cakefleet.v1.EnrollRequest\x1a\x1c.cakefleet.v1.EnrollResponse2\x87\x02\n" +
+	"\x06Enroll\x12\x1b.cakefleet.v1.EnrollRequest\x1a\x1c.cakefleet.v1.EnrollResponse\x12@\n" +
+	"\x05Renew\x12\x1a.cakefleet.v1.RenewRequest\x1a\x1b.cakefleet.v1.RenewResponse2\xc7\x04\n" +
+	"\vJoinService\x12U\n" +
+	"\fGetAuthority\x12!.cakefleet.v1.GetAuthorityRequest\x1a\".cakefleet.v1.GetAuthorityResponse\x12R\n" +
+	"\vListPending\x12 .cakefleet.v1.ListPendingRequest\x1a!.cakefleet.v1.ListPendingResponse\x12F\n" +
+	"\aApprove\x12\x1c.cakefleet.v1.ApproveRequest\x1a\x1d.cakefleet.v1.ApproveResponse\x12C\n" +
+	"\x06Reject\x12\x1b.cakefleet.v1.RejectRequest\x1a\x1c.cakefleet.v1.RejectResponse\x12L\n" +
+	"\tProvision\x12\x1e.cakefleet.v1.ProvisionRequest\x1a\x1f.cakefleet.v1.ProvisionResponse\x12^\n" +
+	"\x0fListProvisioned\x12$.cakefleet.v1.ListProvisionedRequest\x1a%.cakefleet.v1.ListProvisionedResponse\x12R\n" +
+	"\vUnprovision\x12 .cakefleet.v1.UnprovisionRequest\x1a!.cakefleet.v1.UnprovisionResponse2\x87\x02\n" +
 	"\fTokenService\x12R\n" +
 	"\vCreateToken\x12 .cakefleet.v1.CreateTokenRequest\x1a!.cakefleet.v1.CreateTokenResponse\x12O\n" +
 	"\n" +
@@ -587,38 +1804,90 @@ func file_cakefleet_v1_enrollment_proto_rawDescGZIP() []byte {
 	return file_cakefleet_v1_enrollment_proto_rawDescData
 }
 
-var file_cakefleet_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_cakefleet_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_cakefleet_v1_enrollment_proto_goTypes = []any{
-	(*EnrollRequest)(nil),         // 0: cakefleet.v1.EnrollRequest
-	(*EnrollResponse)(nil),        // 1: cakefleet.v1.EnrollResponse
-	(*Token)(nil),                 // 2: cakefleet.v1.Token
-	(*CreateTokenRequest)(nil),    // 3: cakefleet.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 4: cakefleet.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),     // 5: cakefleet.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 6: cakefleet.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),    // 7: cakefleet.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),   // 8: cakefleet.v1.DeleteTokenResponse
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 10: google.protobuf.Duration
+	(*EnrollRequest)(nil),           // 0: cakefleet.v1.EnrollRequest
+	(*EnrollResponse)(nil),          // 1: cakefleet.v1.EnrollResponse
+	(*Waiting)(nil),                 // 2: cakefleet.v1.Waiting
+	(*RenewRequest)(nil),            // 3: cakefleet.v1.RenewRequest
+	(*RenewResponse)(nil),           // 4: cakefleet.v1.RenewResponse
+	(*GetAuthorityRequest)(nil),     // 5: cakefleet.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),    // 6: cakefleet.v1.GetAuthorityResponse
+	(*PendingRouter)(nil),           // 7: cakefleet.v1.PendingRouter
+	(*ListPendingRequest)(nil),      // 8: cakefleet.v1.ListPendingRequest
+	(*ListPendingResponse)(nil),     // 9: cakefleet.v1.ListPendingResponse
+	(*ApproveRequest)(nil),          // 10: cakefleet.v1.ApproveRequest
+	(*ApproveResponse)(nil),         // 11: cakefleet.v1.ApproveResponse
+	(*RejectRequest)(nil),           // 12: cakefleet.v1.RejectRequest
+	(*RejectResponse)(nil),          // 13: cakefleet.v1.RejectResponse
+	(*ProvisionedRouter)(nil),       // 14: cakefleet.v1.ProvisionedRouter
+	(*ProvisionRequest)(nil),        // 15: cakefleet.v1.ProvisionRequest
+	(*ProvisionResponse)(nil),       // 16: cakefleet.v1.ProvisionResponse
+	(*ListProvisionedRequest)(nil),  // 17: cakefleet.v1.ListProvisionedRequest
+	(*ListProvisionedResponse)(nil), // 18: cakefleet.v1.ListProvisionedResponse
+	(*UnprovisionRequest)(nil),      // 19: cakefleet.v1.UnprovisionRequest
+	(*UnprovisionResponse)(nil),     // 20: cakefleet.v1.UnprovisionResponse
+	(*Token)(nil),                   // 21: cakefleet.v1.Token
+	(*CreateTokenRequest)(nil),      // 22: cakefleet.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 23: cakefleet.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 24: cakefleet.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 25: cakefleet.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),      // 26: cakefleet.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),     // 27: cakefleet.v1.DeleteTokenResponse
+	nil,                             // 28: cakefleet.v1.ApproveRequest.LabelsEntry
+	nil,                             // 29: cakefleet.v1.ProvisionedRouter.LabelsEntry
+	nil,                             // 30: cakefleet.v1.Token.LabelsEntry
+	nil,                             // 31: cakefleet.v1.CreateTokenRequest.LabelsEntry
+	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 33: google.protobuf.Timestamp
 }
 var file_cakefleet_v1_enrollment_proto_depIdxs = []int32{
-	9,  // 0: cakefleet.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	10, // 1: cakefleet.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	2,  // 2: cakefleet.v1.CreateTokenResponse.token:type_name -> cakefleet.v1.Token
-	2,  // 3: cakefleet.v1.ListTokensResponse.tokens:type_name -> cakefleet.v1.Token
-	0,  // 4: cakefleet.v1.EnrollmentService.Enroll:input_type -> cakefleet.v1.EnrollRequest
-	3,  // 5: cakefleet.v1.TokenService.CreateToken:input_type -> cakefleet.v1.CreateTokenRequest
-	5,  // 6: cakefleet.v1.TokenService.ListTokens:input_type -> cakefleet.v1.ListTokensRequest
-	7,  // 7: cakefleet.v1.TokenService.DeleteToken:input_type -> cakefleet.v1.DeleteTokenRequest
-	1,  // 8: cakefleet.v1.EnrollmentService.Enroll:output_type -> cakefleet.v1.EnrollResponse
-	4,  // 9: cakefleet.v1.TokenService.CreateToken:output_type -> cakefleet.v1.CreateTokenResponse
-	6,  // 10: cakefleet.v1.TokenService.ListTokens:output_type -> cakefleet.v1.ListTokensResponse
-	8,  // 11: cakefleet.v1.TokenService.DeleteToken:output_type -> cakefleet.v1.DeleteTokenResponse
-	8,  // [8:12] is the sub-list for method output_type
-	4,  // [4:8] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	2,  // 0: cakefleet.v1.EnrollResponse.waiting:type_name -> cakefleet.v1.Waiting
+	32, // 1: cakefleet.v1.Waiting.retry_after:type_name -> google.protobuf.Duration
+	33, // 2: cakefleet.v1.GetAuthorityResponse.expire_time:type_name -> google.protobuf.Timestamp
+	33, // 3: cakefleet.v1.PendingRouter.since:type_name -> google.protobuf.Timestamp
+	33, // 4: cakefleet.v1.PendingRouter.last_seen:type_name -> google.protobuf.Timestamp
+	14, // 5: cakefleet.v1.PendingRouter.provisioned:type_name -> cakefleet.v1.ProvisionedRouter
+	7,  // 6: cakefleet.v1.ListPendingResponse.pending:type_name -> cakefleet.v1.PendingRouter
+	28, // 7: cakefleet.v1.ApproveRequest.labels:type_name -> cakefleet.v1.ApproveRequest.LabelsEntry
+	29, // 8: cakefleet.v1.ProvisionedRouter.labels:type_name -> cakefleet.v1.ProvisionedRouter.LabelsEntry
+	14, // 9: cakefleet.v1.ProvisionRequest.routers:type_name -> cakefleet.v1.ProvisionedRouter
+	14, // 10: cakefleet.v1.ListProvisionedResponse.routers:type_name -> cakefleet.v1.ProvisionedRouter
+	33, // 11: cakefleet.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	30, // 12: cakefleet.v1.Token.labels:type_name -> cakefleet.v1.Token.LabelsEntry
+	32, // 13: cakefleet.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	31, // 14: cakefleet.v1.CreateTokenRequest.labels:type_name -> cakefleet.v1.CreateTokenRequest.LabelsEntry
+	21, // 15: cakefleet.v1.CreateTokenResponse.token:type_name -> cakefleet.v1.Token
+	21, // 16: cakefleet.v1.ListTokensResponse.tokens:type_name -> cakefleet.v1.Token
+	0,  // 17: cakefleet.v1.EnrollmentService.Enroll:input_type -> cakefleet.v1.EnrollRequest
+	3,  // 18: cakefleet.v1.EnrollmentService.Renew:input_type -> cakefleet.v1.RenewRequest
+	5,  // 19: cakefleet.v1.JoinService.GetAuthority:input_type -> cakefleet.v1.GetAuthorityRequest
+	8,  // 20: cakefleet.v1.JoinService.ListPending:input_type -> cakefleet.v1.ListPendingRequest
+	10, // 21: cakefleet.v1.JoinService.Approve:input_type -> cakefleet.v1.ApproveRequest
+	12, // 22: cakefleet.v1.JoinService.Reject:input_type -> cakefleet.v1.RejectRequest
+	15, // 23: cakefleet.v1.JoinService.Provision:input_type -> cakefleet.v1.ProvisionRequest
+	17, // 24: cakefleet.v1.JoinService.ListProvisioned:input_type -> cakefleet.v1.ListProvisionedRequest
+	19, // 25: cakefleet.v1.JoinService.Unprovision:input_type -> cakefleet.v1.UnprovisionRequest
+	22, // 26: cakefleet.v1.TokenService.CreateToken:input_type -> cakefleet.v1.CreateTokenRequest
+	24, // 27: cakefleet.v1.TokenService.ListTokens:input_type -> cakefleet.v1.ListTokensRequest
+	26, // 28: cakefleet.v1.TokenService.DeleteToken:input_type -> cakefleet.v1.DeleteTokenRequest
+	1,  // 29: cakefleet.v1.EnrollmentService.Enroll:output_type -> cakefleet.v1.EnrollResponse
+	4,  // 30: cakefleet.v1.EnrollmentService.Renew:output_type -> cakefleet.v1.RenewResponse
+	6,  // 31: cakefleet.v1.JoinService.GetAuthority:output_type -> cakefleet.v1.GetAuthorityResponse
+	9,  // 32: cakefleet.v1.JoinService.ListPending:output_type -> cakefleet.v1.ListPendingResponse
+	11, // 33: cakefleet.v1.JoinService.Approve:output_type -> cakefleet.v1.ApproveResponse
+	13, // 34: cakefleet.v1.JoinService.Reject:output_type -> cakefleet.v1.RejectResponse
+	16, // 35: cakefleet.v1.JoinService.Provision:output_type -> cakefleet.v1.ProvisionResponse
+	18, // 36: cakefleet.v1.JoinService.ListProvisioned:output_type -> cakefleet.v1.ListProvisionedResponse
+	20, // 37: cakefleet.v1.JoinService.Unprovision:output_type -> cakefleet.v1.UnprovisionResponse
+	23, // 38: cakefleet.v1.TokenService.CreateToken:output_type -> cakefleet.v1.CreateTokenResponse
+	25, // 39: cakefleet.v1.TokenService.ListTokens:output_type -> cakefleet.v1.ListTokensResponse
+	27, // 40: cakefleet.v1.TokenService.DeleteToken:output_type -> cakefleet.v1.DeleteTokenResponse
+	29, // [29:41] is the sub-list for method output_type
+	17, // [17:29] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_enrollment_proto_init() }
@@ -632,9 +1901,9 @@ func file_cakefleet_v1_enrollment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_enrollment_proto_rawDesc), len(file_cakefleet_v1_enrollment_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   32,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_cakefleet_v1_enrollment_proto_goTypes,
 		DependencyIndexes: file_cakefleet_v1_enrollment_proto_depIdxs,

@@ -20,18 +20,27 @@ const _ = grpc.SupportPackageIsVersion9
 
 const (
 	EnrollmentService_Enroll_FullMethodName = "/cakefleet.v1.EnrollmentService/Enroll"
+	EnrollmentService_Renew_FullMethodName  = "/cakefleet.v1.EnrollmentService/Renew"
 )
 
 // EnrollmentServiceClient is the client API for EnrollmentService service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// EnrollmentService gives a router its certificate. It is the one service that
-// needs no client certificate.
+// EnrollmentService gives a router its certificate. Enroll is the one method
+// that needs no client certificate.
 type EnrollmentServiceClient interface {
-	// Enroll trades a join token and a signing request for a certificate.
-	// UNAUTHENTICATED if the token is unknown, used or too old.
+	// Enroll gives a certificate for the key that signed the request, if a join
+	// token, a provisioned serial with this key or a router that has this key
+	// already says whose it is. It may be called again if the answer was lost.
+	// Without any of them the key waits for an operator, and the answer says so.
+	// UNAUTHENTICATED if the token is unknown, used by another key or too old;
+	// PERMISSION_DENIED if the key was revoked; RESOURCE_EXHAUSTED with RetryInfo
+	// if there are too many requests.
 	Enroll(ctx context.Context, in *EnrollRequest, opts ...grpc.CallOption) (*EnrollResponse, error)
+	// Renew gives a new certificate for the key of the client certificate.
+	// PERMISSION_DENIED if the router was removed or revoked, or has another key.
+	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 }
 
 type enrollmentServiceClient struct {
@@ -52,16 +61,34 @@ func (c *enrollmentServiceClient) Enroll(ctx context.Context, in *EnrollRequest,
 	return out, nil
 }
 
+func (c *enrollmentServiceClient) Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RenewResponse)
+	err := c.cc.Invoke(ctx, EnrollmentService_Renew_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EnrollmentServiceServer is the server API for EnrollmentService service.
 // All implementations must embed UnimplementedEnrollmentServiceServer
 // for forward compatibility.
 //
-// EnrollmentService gives a router its certificate. It is the one service that
-// needs no client certificate.
+// EnrollmentService gives a router its certificate. Enroll is the one method
+// that needs no client certificate.
 type EnrollmentServiceServer interface {
-	// Enroll trades a join token and a signing request for a certificate.
-	// UNAUTHENTICATED if the token is unknown, used or too old.
+	// Enroll gives a certificate for the key that signed the request, if a join
+	// token, a provisioned serial with this key or a router that has this key
+	// already says whose it is. It may be called again if the answer was lost.
+	// Without any of them the key waits for an operator, and the answer says so.
+	// UNAUTHENTICATED if the token is unknown, used by another key or too old;
+	// PERMISSION_DENIED if the key was revoked; RESOURCE_EXHAUSTED with RetryInfo
+	// if there are too many requests.
 	Enroll(context.Context, *EnrollRequest) (*EnrollResponse, error)
+	// Renew gives a new certificate for the key of the client certificate.
+	// PERMISSION_DENIED if the router was removed or revoked, or has another key.
+	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	mustEmbedUnimplementedEnrollmentServiceServer()
 }
 
@@ -74,6 +101,9 @@ type UnimplementedEnrollmentServiceServer struct{}
 
 func (UnimplementedEnrollmentServiceServer) Enroll(context.Context, *EnrollRequest) (*EnrollResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Enroll not implemented")
+}
+func (UnimplementedEnrollmentServiceServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
 }
 func (UnimplementedEnrollmentServiceServer) mustEmbedUnimplementedEnrollmentServiceServer() {}
 func (UnimplementedEnrollmentServiceServer) testEmbeddedByValue()                           {}
@@ -114,6 +144,24 @@ func _EnrollmentService_Enroll_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EnrollmentService_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RenewRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnrollmentServiceServer).Renew(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EnrollmentService_Renew_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnrollmentServiceServer).Renew(ctx, req.(*RenewRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EnrollmentService_ServiceDesc is the grpc.ServiceDesc for EnrollmentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -124,6 +172,362 @@ var EnrollmentService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Enroll",
 			Handler:    _EnrollmentService_Enroll_Handler,
+		},
+		{
+			MethodName: "Renew",
+			Handler:    _EnrollmentService_Renew_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "cakefleet/v1/enrollment.proto",
+}
+
+const (
+	JoinService_GetAuthority_FullMethodName    = "/cakefleet.v1.JoinService/GetAuthority"
+	JoinService_ListPending_FullMethodName     = "/cakefleet.v1.JoinService/ListPending"
+	JoinService_Approve_FullMethodName         = "/cakefleet.v1.JoinService/Approve"
+	JoinService_Reject_FullMethodName          = "/cakefleet.v1.JoinService/Reject"
+	JoinService_Provision_FullMethodName       = "/cakefleet.v1.JoinService/Provision"
+	JoinService_ListProvisioned_FullMethodName = "/cakefleet.v1.JoinService/ListProvisioned"
+	JoinService_Unprovision_FullMethodName     = "/cakefleet.v1.JoinService/Unprovision"
+)
+
+// JoinServiceClient is the client API for JoinService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// JoinService lets operators decide which routers join the fleet.
+type JoinServiceClient interface {
+	// GetAuthority returns what names the fleet's authority and when it ends.
+	GetAuthority(ctx context.Context, in *GetAuthorityRequest, opts ...grpc.CallOption) (*GetAuthorityResponse, error)
+	// ListPending returns the keys that wait for an operator at this controller.
+	ListPending(ctx context.Context, in *ListPendingRequest, opts ...grpc.CallOption) (*ListPendingResponse, error)
+	// Approve makes a key the one of a router, in one write. The router fetches
+	// its certificate when it asks next.
+	Approve(ctx context.Context, in *ApproveRequest, opts ...grpc.CallOption) (*ApproveResponse, error)
+	// Reject refuses a key from now on, as RevokeRouter does.
+	Reject(ctx context.Context, in *RejectRequest, opts ...grpc.CallOption) (*RejectResponse, error)
+	// Provision announces routers by their serial numbers before they are there.
+	// Each is answered for itself.
+	Provision(ctx context.Context, in *ProvisionRequest, opts ...grpc.CallOption) (*ProvisionResponse, error)
+	// ListProvisioned returns the serials that have not joined yet.
+	ListProvisioned(ctx context.Context, in *ListProvisionedRequest, opts ...grpc.CallOption) (*ListProvisionedResponse, error)
+	// Unprovision takes an announcement back.
+	Unprovision(ctx context.Context, in *UnprovisionRequest, opts ...grpc.CallOption) (*UnprovisionResponse, error)
+}
+
+type joinServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewJoinServiceClient(cc grpc.ClientConnInterface) JoinServiceClient {
+	return &joinServiceClient{cc}
+}
+
+func (c *joinServiceClient) GetAuthority(ctx context.Context, in *GetAuthorityRequest, opts ...grpc.CallOption) (*GetAuthorityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetAuthorityResponse)
+	err := c.cc.Invoke(ctx, JoinService_GetAuthority_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) ListPending(ctx context.Context, in *ListPendingRequest, opts ...grpc.CallOption) (*ListPendingResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPendingResponse)
+	err := c.cc.Invoke(ctx, JoinService_ListPending_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) Approve(ctx context.Context, in *ApproveRequest, opts ...grpc.CallOption) (*ApproveResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApproveResponse)
+	err := c.cc.Invoke(ctx, JoinService_Approve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) Reject(ctx context.Context, in *RejectRequest, opts ...grpc.CallOption) (*RejectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RejectResponse)
+	err := c.cc.Invoke(ctx, JoinService_Reject_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) Provision(ctx context.Context, in *ProvisionRequest, opts ...grpc.CallOption) (*ProvisionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProvisionResponse)
+	err := c.cc.Invoke(ctx, JoinService_Provision_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) ListProvisioned(ctx context.Context, in *ListProvisionedRequest, opts ...grpc.CallOption) (*ListProvisionedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListProvisionedResponse)
+	err := c.cc.Invoke(ctx, JoinService_ListProvisioned_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) Unprovision(ctx context.Context, in *UnprovisionRequest, opts ...grpc.CallOption) (*UnprovisionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnprovisionResponse)
+	err := c.cc.Invoke(ctx, JoinService_Unprovision_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// JoinServiceServer is the server API for JoinService service.
+// All implementations must embed UnimplementedJoinServiceServer
+// for forward compatibility.
+//
+// JoinService lets operators decide which routers join the fleet.
+type JoinServiceServer interface {
+	// GetAuthority returns what names the fleet's authority and when it ends.
+	GetAuthority(context.Context, *GetAuthorityRequest) (*GetAuthorityResponse, error)
+	// ListPending returns the keys that wait for an operator at this controller.
+	ListPending(context.Context, *ListPendingRequest) (*ListPendingResponse, error)
+	// Approve makes a key the one of a router, in one write. The router fetches
+	// its certificate when it asks next.
+	Approve(context.Context, *ApproveRequest) (*ApproveResponse, error)
+	// Reject refuses a key from now on, as RevokeRouter does.
+	Reject(context.Context, *RejectRequest) (*RejectResponse, error)
+	// Provision announces routers by their serial numbers before they are there.
+	// Each is answered for itself.
+	Provision(context.Context, *ProvisionRequest) (*ProvisionResponse, error)
+	// ListProvisioned returns the serials that have not joined yet.
+	ListProvisioned(context.Context, *ListProvisionedRequest) (*ListProvisionedResponse, error)
+	// Unprovision takes an announcement back.
+	Unprovision(context.Context, *UnprovisionRequest) (*UnprovisionResponse, error)
+	mustEmbedUnimplementedJoinServiceServer()
+}
+
+// UnimplementedJoinServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedJoinServiceServer struct{}
+
+func (UnimplementedJoinServiceServer) GetAuthority(context.Context, *GetAuthorityRequest) (*GetAuthorityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAuthority not implemented")
+}
+func (UnimplementedJoinServiceServer) ListPending(context.Context, *ListPendingRequest) (*ListPendingResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPending not implemented")
+}
+func (UnimplementedJoinServiceServer) Approve(context.Context, *ApproveRequest) (*ApproveResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Approve not implemented")
+}
+func (UnimplementedJoinServiceServer) Reject(context.Context, *RejectRequest) (*RejectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reject not implemented")
+}
+func (UnimplementedJoinServiceServer) Provision(context.Context, *ProvisionRequest) (*ProvisionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Provision not implemented")
+}
+func (UnimplementedJoinServiceServer) ListProvisioned(context.Context, *ListProvisionedRequest) (*ListProvisionedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListProvisioned not implemented")
+}
+func (UnimplementedJoinServiceServer) Unprovision(context.Context, *UnprovisionRequest) (*UnprovisionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Unprovision not implemented")
+}
+func (UnimplementedJoinServiceServer) mustEmbedUnimplementedJoinServiceServer() {}
+func (UnimplementedJoinServiceServer) testEmbeddedByValue()                     {}
+
+// UnsafeJoinServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to JoinServiceServer will
+// result in compilation errors.
+type UnsafeJoinServiceServer interface {
+	mustEmbedUnimplementedJoinServiceServer()
+}
+
+func RegisterJoinServiceServer(s grpc.ServiceRegistrar, srv JoinServiceServer) {
+	// If the following call panics, it indicates UnimplementedJoinServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&JoinService_ServiceDesc, srv)
+}
+
+func _JoinService_GetAuthority_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAuthorityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).GetAuthority(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_GetAuthority_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).GetAuthority(ctx, req.(*GetAuthorityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_ListPending_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPendingRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).ListPending(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_ListPending_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).ListPending(ctx, req.(*ListPendingRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_Approve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApproveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).Approve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_Approve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).Approve(ctx, req.(*ApproveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_Reject_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RejectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).Reject(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_Reject_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).Reject(ctx, req.(*RejectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_Provision_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProvisionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).Provision(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_Provision_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).Provision(ctx, req.(*ProvisionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_ListProvisioned_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListProvisionedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).ListProvisioned(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_ListProvisioned_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).ListProvisioned(ctx, req.(*ListProvisionedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_Unprovision_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnprovisionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).Unprovision(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_Unprovision_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).Unprovision(ctx, req.(*UnprovisionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// JoinService_ServiceDesc is the grpc.ServiceDesc for JoinService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var JoinService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cakefleet.v1.JoinService",
+	HandlerType: (*JoinServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "GetAuthority",
+			Handler:    _JoinService_GetAuthority_Handler,
+		},
+		{
+			MethodName: "ListPending",
+			Handler:    _JoinService_ListPending_Handler,
+		},
+		{
+			MethodName: "Approve",
+			Handler:    _JoinService_Approve_Handler,
+		},
+		{
+			MethodName: "Reject",
+			Handler:    _JoinService_Reject_Handler,
+		},
+		{
+			MethodName: "Provision",
+			Handler:    _JoinService_Provision_Handler,
+		},
+		{
+			MethodName: "ListProvisioned",
+			Handler:    _JoinService_ListProvisioned_Handler,
+		},
+		{
+			MethodName: "Unprovision",
+			Handler:    _JoinService_Unprovision_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -427,9 +427,12 @@ type UpdatePlanRequest struct {
 	// Whether a plan that doesn't exist is made.
 	AllowMissing bool `protobuf:"varint,3,opt,name=allow_missing,json=allowMissing,proto3" json:"allow_missing,omitempty"`
 	// Whether only the effect is told and nothing is stored.
-	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ValidateOnly bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// Whether a rollout that changes the plan is overtaken, which ends it; else
+	// FAILED_PRECONDITION while there is one.
+	OvertakeRollout bool `protobuf:"varint,5,opt,name=overtake_rollout,json=overtakeRollout,proto3" json:"overtake_rollout,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *UpdatePlanRequest) Reset() {
@@ -486,6 +489,13 @@ func (x *UpdatePlanRequest) GetAllowMissing() bool {
 func (x *UpdatePlanRequest) GetValidateOnly() bool {
 	if x != nil {
 		return x.ValidateOnly
+	}
+	return false
+}
+
+func (x *UpdatePlanRequest) GetOvertakeRollout() bool {
+	if x != nil {
+		return x.OvertakeRollout
 	}
 	return false
 }
@@ -766,9 +776,11 @@ type RollbackPlanRequest struct {
 	// If not 0, the plan must have this revision now.
 	Revision int64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Whether only the effect is told and nothing is stored.
-	ValidateOnly  bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ValidateOnly bool `protobuf:"varint,4,opt,name=validate_only,json=validateOnly,proto3" json:"validate_only,omitempty"`
+	// As in UpdatePlanRequest.
+	OvertakeRollout bool `protobuf:"varint,5,opt,name=overtake_rollout,json=overtakeRollout,proto3" json:"overtake_rollout,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RollbackPlanRequest) Reset() {
@@ -825,6 +837,13 @@ func (x *RollbackPlanRequest) GetRevision() int64 {
 func (x *RollbackPlanRequest) GetValidateOnly() bool {
 	if x != nil {
 		return x.ValidateOnly
+	}
+	return false
+}
+
+func (x *RollbackPlanRequest) GetOvertakeRollout() bool {
+	if x != nil {
+		return x.OvertakeRollout
 	}
 	return false
 }
@@ -921,13 +940,14 @@ const file_cakefleet_v1_plan_proto_rawDesc = "" +
 	"\x11CreatePlanRequest\x12&\n" +
 	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\"<\n" +
 	"\x12CreatePlanResponse\x12&\n" +
-	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\"\xc2\x01\n" +
+	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\"\xed\x01\n" +
 	"\x11UpdatePlanRequest\x12&\n" +
 	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\x12;\n" +
 	"\vupdate_mask\x18\x02 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
 	"updateMask\x12#\n" +
 	"\rallow_missing\x18\x03 \x01(\bR\fallowMissing\x12#\n" +
-	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"\x81\x01\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\x12)\n" +
+	"\x10overtake_rollout\x18\x05 \x01(\bR\x0fovertakeRollout\"\x81\x01\n" +
 	"\x12UpdatePlanResponse\x12&\n" +
 	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\bR\achanged\x12)\n" +
@@ -941,13 +961,14 @@ const file_cakefleet_v1_plan_proto_rawDesc = "" +
 	"\x18ListPlanRevisionsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"M\n" +
 	"\x19ListPlanRevisionsResponse\x120\n" +
-	"\trevisions\x18\x01 \x03(\v2\x12.cakefleet.v1.PlanR\trevisions\"\x8b\x01\n" +
+	"\trevisions\x18\x01 \x03(\v2\x12.cakefleet.v1.PlanR\trevisions\"\xb6\x01\n" +
 	"\x13RollbackPlanRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1f\n" +
 	"\vto_revision\x18\x02 \x01(\x03R\n" +
 	"toRevision\x12\x1a\n" +
 	"\brevision\x18\x03 \x01(\x03R\brevision\x12#\n" +
-	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\"\x83\x01\n" +
+	"\rvalidate_only\x18\x04 \x01(\bR\fvalidateOnly\x12)\n" +
+	"\x10overtake_rollout\x18\x05 \x01(\bR\x0fovertakeRollout\"\x83\x01\n" +
 	"\x14RollbackPlanResponse\x12&\n" +
 	"\x04plan\x18\x01 \x01(\v2\x12.cakefleet.v1.PlanR\x04plan\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\bR\achanged\x12)\n" +

@@ -40,6 +40,9 @@ const (
 	SyncState_SYNC_STATE_REJECTED SyncState = 5
 	// The router is not connected and is not known to run it.
 	SyncState_SYNC_STATE_OFFLINE SyncState = 6
+	// It runs what the store does not know, as after a restore from an older
+	// backup; nothing is sent until that is accepted.
+	SyncState_SYNC_STATE_AHEAD SyncState = 7
 )
 
 // Enum value maps for SyncState.
@@ -52,6 +55,7 @@ var (
 		4: "SYNC_STATE_CLAMPED",
 		5: "SYNC_STATE_REJECTED",
 		6: "SYNC_STATE_OFFLINE",
+		7: "SYNC_STATE_AHEAD",
 	}
 	SyncState_value = map[string]int32{
 		"SYNC_STATE_UNSPECIFIED": 0,
@@ -61,6 +65,7 @@ var (
 		"SYNC_STATE_CLAMPED":     4,
 		"SYNC_STATE_REJECTED":    5,
 		"SYNC_STATE_OFFLINE":     6,
+		"SYNC_STATE_AHEAD":       7,
 	}
 )
 
@@ -107,7 +112,18 @@ type Router struct {
 	// What it says it runs; absent until it has said so to this controller.
 	Reported *ReportedState `protobuf:"bytes,6,opt,name=reported,proto3" json:"reported,omitempty"`
 	// How its session is.
-	Session       *SessionState `protobuf:"bytes,7,opt,name=session,proto3" json:"session,omitempty"`
+	Session *SessionState `protobuf:"bytes,7,opt,name=session,proto3" json:"session,omitempty"`
+	// Its labels; set when it joins.
+	Labels map[string]string `protobuf:"bytes,8,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Serial number that it said when it joined; set by the controller.
+	Serial string `protobuf:"bytes,9,opt,name=serial,proto3" json:"serial,omitempty"`
+	// SHA-256 of its public key in hex digits; empty if it has not joined; set by
+	// the controller.
+	Fingerprint string `protobuf:"bytes,10,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	// Set while its key is refused; set by the controller.
+	Revocation *Revocation `protobuf:"bytes,11,opt,name=revocation,proto3" json:"revocation,omitempty"`
+	// Set while it is refused because there are two of it; set by the controller.
+	Quarantine    *Quarantine `protobuf:"bytes,12,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -191,6 +207,224 @@ func (x *Router) GetSession() *SessionState {
 	return nil
 }
 
+func (x *Router) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Router) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *Router) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+func (x *Router) GetRevocation() *Revocation {
+	if x != nil {
+		return x.Revocation
+	}
+	return nil
+}
+
+func (x *Router) GetQuarantine() *Quarantine {
+	if x != nil {
+		return x.Quarantine
+	}
+	return nil
+}
+
+// Revocation says that a key is refused.
+type Revocation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was revoked.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Operator who did.
+	Operator string `protobuf:"bytes,2,opt,name=operator,proto3" json:"operator,omitempty"`
+	// Why.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revocation) Reset() {
+	*x = Revocation{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revocation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revocation) ProtoMessage() {}
+
+func (x *Revocation) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revocation.ProtoReflect.Descriptor instead.
+func (*Revocation) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Revocation) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Revocation) GetOperator() string {
+	if x != nil {
+		return x.Operator
+	}
+	return ""
+}
+
+func (x *Revocation) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Quarantine says that two live devices had one key.
+type Quarantine struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When it was noticed.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// The devices, the one that was connected first being first.
+	Devices       []*Device `protobuf:"bytes,2,rep,name=devices,proto3" json:"devices,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quarantine) Reset() {
+	*x = Quarantine{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quarantine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quarantine) ProtoMessage() {}
+
+func (x *Quarantine) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
+func (*Quarantine) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Quarantine) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *Quarantine) GetDevices() []*Device {
+	if x != nil {
+		return x.Devices
+	}
+	return nil
+}
+
+// Device is one of several with one key.
+type Device struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Address that it came from.
+	Address string `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// Boot of its agent.
+	BootId string `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Hardware model as it names itself.
+	Model         string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Device) Reset() {
+	*x = Device{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Device) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Device) ProtoMessage() {}
+
+func (x *Device) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Device.ProtoReflect.Descriptor instead.
+func (*Device) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Device) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Device) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *Device) GetModel() string {
+	if x != nil {
+		return x.Model
+	}
+	return ""
+}
+
 // DesiredState is what a router should run.
 type DesiredState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -215,7 +449,7 @@ type DesiredState struct {
 
 func (x *DesiredState) Reset() {
 	*x = DesiredState{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[1]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -227,7 +461,7 @@ func (x *DesiredState) String() string {
 func (*DesiredState) ProtoMessage() {}
 
 func (x *DesiredState) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[1]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -240,7 +474,7 @@ func (x *DesiredState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DesiredState.ProtoReflect.Descriptor instead.
 func (*DesiredState) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{1}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *DesiredState) GetRevision() int64 {
@@ -299,16 +533,20 @@ type OwnedField struct {
 	Field string `protobuf:"bytes,1,opt,name=field,proto3" json:"field,omitempty"`
 	// Its value, such as "300Mbit".
 	Value string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
-	// Who says so: "plan", "billing", "schedule", "override", "boost" or
-	// "suspension".
-	Owner         string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Who says so: "plan", "rollout", "billing", "schedule", "override", "boost"
+	// or "suspension".
+	Owner string `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	// Which schedule, if it is one.
+	Schedule string `protobuf:"bytes,4,opt,name=schedule,proto3" json:"schedule,omitempty"`
+	// Which rollout, if it is one.
+	Rollout       string `protobuf:"bytes,5,opt,name=rollout,proto3" json:"rollout,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OwnedField) Reset() {
 	*x = OwnedField{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -320,7 +558,7 @@ func (x *OwnedField) String() string {
 func (*OwnedField) ProtoMessage() {}
 
 func (x *OwnedField) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[2]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -333,7 +571,7 @@ func (x *OwnedField) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedField.ProtoReflect.Descriptor instead.
 func (*OwnedField) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{2}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *OwnedField) GetField() string {
@@ -353,6 +591,20 @@ func (x *OwnedField) GetValue() string {
 func (x *OwnedField) GetOwner() string {
 	if x != nil {
 		return x.Owner
+	}
+	return ""
+}
+
+func (x *OwnedField) GetSchedule() string {
+	if x != nil {
+		return x.Schedule
+	}
+	return ""
+}
+
+func (x *OwnedField) GetRollout() string {
+	if x != nil {
+		return x.Rollout
 	}
 	return ""
 }
@@ -386,7 +638,7 @@ type ReportedState struct {
 
 func (x *ReportedState) Reset() {
 	*x = ReportedState{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -398,7 +650,7 @@ func (x *ReportedState) String() string {
 func (*ReportedState) ProtoMessage() {}
 
 func (x *ReportedState) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[3]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -411,7 +663,7 @@ func (x *ReportedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportedState.ProtoReflect.Descriptor instead.
 func (*ReportedState) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{3}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReportedState) GetAppliedRevision() int64 {
@@ -504,14 +756,16 @@ type SessionState struct {
 	// The running data plane.
 	Dataplane string `protobuf:"bytes,8,opt,name=dataplane,proto3" json:"dataplane,omitempty"`
 	// How what it runs stands to what it should run.
-	Sync          SyncState `protobuf:"varint,9,opt,name=sync,proto3,enum=cakefleet.v1.SyncState" json:"sync,omitempty"`
+	Sync SyncState `protobuf:"varint,9,opt,name=sync,proto3,enum=cakefleet.v1.SyncState" json:"sync,omitempty"`
+	// Controller that it is connected to.
+	Controller    string `protobuf:"bytes,10,opt,name=controller,proto3" json:"controller,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SessionState) Reset() {
 	*x = SessionState{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -523,7 +777,7 @@ func (x *SessionState) String() string {
 func (*SessionState) ProtoMessage() {}
 
 func (x *SessionState) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[4]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -536,7 +790,7 @@ func (x *SessionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionState.ProtoReflect.Descriptor instead.
 func (*SessionState) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{4}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SessionState) GetConnected() bool {
@@ -602,6 +856,13 @@ func (x *SessionState) GetSync() SyncState {
 	return SyncState_SYNC_STATE_UNSPECIFIED
 }
 
+func (x *SessionState) GetController() string {
+	if x != nil {
+		return x.Controller
+	}
+	return ""
+}
+
 // GetRouterRequest names a router.
 type GetRouterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -613,7 +874,7 @@ type GetRouterRequest struct {
 
 func (x *GetRouterRequest) Reset() {
 	*x = GetRouterRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +886,7 @@ func (x *GetRouterRequest) String() string {
 func (*GetRouterRequest) ProtoMessage() {}
 
 func (x *GetRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +899,7 @@ func (x *GetRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterRequest.ProtoReflect.Descriptor instead.
 func (*GetRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetRouterRequest) GetId() string {
@@ -652,14 +913,17 @@ func (x *GetRouterRequest) GetId() string {
 type GetRouterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The router.
-	Router        *Router `protobuf:"bytes,1,opt,name=router,proto3" json:"router,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Router *Router `protobuf:"bytes,1,opt,name=router,proto3" json:"router,omitempty"`
+	// Controllers that did not answer: routers that are connected to one of them
+	// look as if they were offline.
+	SilentControllers []string `protobuf:"bytes,2,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GetRouterResponse) Reset() {
 	*x = GetRouterResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +935,7 @@ func (x *GetRouterResponse) String() string {
 func (*GetRouterResponse) ProtoMessage() {}
 
 func (x *GetRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,12 +948,19 @@ func (x *GetRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterResponse.ProtoReflect.Descriptor instead.
 func (*GetRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetRouterResponse) GetRouter() *Router {
 	if x != nil {
 		return x.Router
+	}
+	return nil
+}
+
+func (x *GetRouterResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
 	}
 	return nil
 }
@@ -711,7 +982,7 @@ type ListRoutersRequest struct {
 
 func (x *ListRoutersRequest) Reset() {
 	*x = ListRoutersRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -723,7 +994,7 @@ func (x *ListRoutersRequest) String() string {
 func (*ListRoutersRequest) ProtoMessage() {}
 
 func (x *ListRoutersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -736,7 +1007,7 @@ func (x *ListRoutersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutersRequest.ProtoReflect.Descriptor instead.
 func (*ListRoutersRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListRoutersRequest) GetPageSize() uint32 {
@@ -774,13 +1045,16 @@ type ListRoutersResponse struct {
 	Routers []*Router `protobuf:"bytes,1,rep,name=routers,proto3" json:"routers,omitempty"`
 	// For the next page; empty at the end.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Controllers that did not answer: routers that are connected to one of them
+	// look as if they were offline.
+	SilentControllers []string `protobuf:"bytes,3,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ListRoutersResponse) Reset() {
 	*x = ListRoutersResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -792,7 +1066,7 @@ func (x *ListRoutersResponse) String() string {
 func (*ListRoutersResponse) ProtoMessage() {}
 
 func (x *ListRoutersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -805,7 +1079,7 @@ func (x *ListRoutersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRoutersResponse.ProtoReflect.Descriptor instead.
 func (*ListRoutersResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListRoutersResponse) GetRouters() []*Router {
@@ -822,6 +1096,13 @@ func (x *ListRoutersResponse) GetNextPageToken() string {
 	return ""
 }
 
+func (x *ListRoutersResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
+	}
+	return nil
+}
+
 // UpdateRouterRequest says which subscriber a router serves.
 type UpdateRouterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -833,7 +1114,7 @@ type UpdateRouterRequest struct {
 
 func (x *UpdateRouterRequest) Reset() {
 	*x = UpdateRouterRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -845,7 +1126,7 @@ func (x *UpdateRouterRequest) String() string {
 func (*UpdateRouterRequest) ProtoMessage() {}
 
 func (x *UpdateRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -858,7 +1139,7 @@ func (x *UpdateRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouterRequest.ProtoReflect.Descriptor instead.
 func (*UpdateRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *UpdateRouterRequest) GetRouter() *Router {
@@ -879,7 +1160,7 @@ type UpdateRouterResponse struct {
 
 func (x *UpdateRouterResponse) Reset() {
 	*x = UpdateRouterResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -891,7 +1172,7 @@ func (x *UpdateRouterResponse) String() string {
 func (*UpdateRouterResponse) ProtoMessage() {}
 
 func (x *UpdateRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -904,7 +1185,7 @@ func (x *UpdateRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateRouterResponse.ProtoReflect.Descriptor instead.
 func (*UpdateRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *UpdateRouterResponse) GetRouter() *Router {
@@ -925,7 +1206,7 @@ type DeleteRouterRequest struct {
 
 func (x *DeleteRouterRequest) Reset() {
 	*x = DeleteRouterRequest{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -937,7 +1218,7 @@ func (x *DeleteRouterRequest) String() string {
 func (*DeleteRouterRequest) ProtoMessage() {}
 
 func (x *DeleteRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -950,7 +1231,7 @@ func (x *DeleteRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouterRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{11}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteRouterRequest) GetId() string {
@@ -969,7 +1250,7 @@ type DeleteRouterResponse struct {
 
 func (x *DeleteRouterResponse) Reset() {
 	*x = DeleteRouterResponse{}
-	mi := &file_cakefleet_v1_router_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1262,7 @@ func (x *DeleteRouterResponse) String() string {
 func (*DeleteRouterResponse) ProtoMessage() {}
 
 func (x *DeleteRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_router_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_router_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,14 +1275,299 @@ func (x *DeleteRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRouterResponse.ProtoReflect.Descriptor instead.
 func (*DeleteRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{12}
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{15}
+}
+
+// RevokeRouterRequest names a router whose key is to be refused.
+type RevokeRouterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Why; may be empty. The router is told.
+	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeRouterRequest) Reset() {
+	*x = RevokeRouterRequest{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeRouterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeRouterRequest) ProtoMessage() {}
+
+func (x *RevokeRouterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeRouterRequest.ProtoReflect.Descriptor instead.
+func (*RevokeRouterRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RevokeRouterRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RevokeRouterRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// RevokeRouterResponse has the router.
+type RevokeRouterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	Router        *Router `protobuf:"bytes,1,opt,name=router,proto3" json:"router,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RevokeRouterResponse) Reset() {
+	*x = RevokeRouterResponse{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RevokeRouterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RevokeRouterResponse) ProtoMessage() {}
+
+func (x *RevokeRouterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RevokeRouterResponse.ProtoReflect.Descriptor instead.
+func (*RevokeRouterResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *RevokeRouterResponse) GetRouter() *Router {
+	if x != nil {
+		return x.Router
+	}
+	return nil
+}
+
+// ReadmitRouterRequest names a router, or a key of which no router is known.
+type ReadmitRouterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router; empty if there is a fingerprint.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Fingerprint of a key in hex digits; empty if there is an id.
+	Fingerprint   string `protobuf:"bytes,2,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadmitRouterRequest) Reset() {
+	*x = ReadmitRouterRequest{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadmitRouterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadmitRouterRequest) ProtoMessage() {}
+
+func (x *ReadmitRouterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadmitRouterRequest.ProtoReflect.Descriptor instead.
+func (*ReadmitRouterRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ReadmitRouterRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ReadmitRouterRequest) GetFingerprint() string {
+	if x != nil {
+		return x.Fingerprint
+	}
+	return ""
+}
+
+// ReadmitRouterResponse is empty.
+type ReadmitRouterResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadmitRouterResponse) Reset() {
+	*x = ReadmitRouterResponse{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadmitRouterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadmitRouterResponse) ProtoMessage() {}
+
+func (x *ReadmitRouterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadmitRouterResponse.ProtoReflect.Descriptor instead.
+func (*ReadmitRouterResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{19}
+}
+
+// ReleaseRouterRequest names a router in quarantine.
+type ReleaseRouterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	Id            string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRouterRequest) Reset() {
+	*x = ReleaseRouterRequest{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRouterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRouterRequest) ProtoMessage() {}
+
+func (x *ReleaseRouterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRouterRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseRouterRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ReleaseRouterRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// ReleaseRouterResponse has the router.
+type ReleaseRouterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	Router        *Router `protobuf:"bytes,1,opt,name=router,proto3" json:"router,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseRouterResponse) Reset() {
+	*x = ReleaseRouterResponse{}
+	mi := &file_cakefleet_v1_router_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseRouterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseRouterResponse) ProtoMessage() {}
+
+func (x *ReleaseRouterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_router_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseRouterResponse.ProtoReflect.Descriptor instead.
+func (*ReleaseRouterResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_router_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ReleaseRouterResponse) GetRouter() *Router {
+	if x != nil {
+		return x.Router
+	}
+	return nil
 }
 
 var File_cakefleet_v1_router_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\n" +
-	"\x19cakefleet/v1/router.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/session.proto\x1a\x1acakefleet/v1/shaping.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x02\n" +
+	"\x19cakefleet/v1/router.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/session.proto\x1a\x1acakefleet/v1/shaping.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x04\n" +
 	"\x06Router\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1e\n" +
 	"\n" +
@@ -1011,7 +1577,33 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\brevision\x18\x04 \x01(\x03R\brevision\x124\n" +
 	"\adesired\x18\x05 \x01(\v2\x1a.cakefleet.v1.DesiredStateR\adesired\x127\n" +
 	"\breported\x18\x06 \x01(\v2\x1b.cakefleet.v1.ReportedStateR\breported\x124\n" +
-	"\asession\x18\a \x01(\v2\x1a.cakefleet.v1.SessionStateR\asession\"\x98\x02\n" +
+	"\asession\x18\a \x01(\v2\x1a.cakefleet.v1.SessionStateR\asession\x128\n" +
+	"\x06labels\x18\b \x03(\v2 .cakefleet.v1.Router.LabelsEntryR\x06labels\x12\x16\n" +
+	"\x06serial\x18\t \x01(\tR\x06serial\x12 \n" +
+	"\vfingerprint\x18\n" +
+	" \x01(\tR\vfingerprint\x128\n" +
+	"\n" +
+	"revocation\x18\v \x01(\v2\x18.cakefleet.v1.RevocationR\n" +
+	"revocation\x128\n" +
+	"\n" +
+	"quarantine\x18\f \x01(\v2\x18.cakefleet.v1.QuarantineR\n" +
+	"quarantine\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"p\n" +
+	"\n" +
+	"Revocation\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1a\n" +
+	"\boperator\x18\x02 \x01(\tR\boperator\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"l\n" +
+	"\n" +
+	"Quarantine\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12.\n" +
+	"\adevices\x18\x02 \x03(\v2\x14.cakefleet.v1.DeviceR\adevices\"Q\n" +
+	"\x06Device\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x17\n" +
+	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\"\x98\x02\n" +
 	"\fDesiredState\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\tR\x04hash\x12&\n" +
@@ -1019,12 +1611,14 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x120\n" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
 	"\x06fields\x18\x06 \x03(\v2\x18.cakefleet.v1.OwnedFieldR\x06fields\x124\n" +
-	"\achanges\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanges\"N\n" +
+	"\achanges\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanges\"\x84\x01\n" +
 	"\n" +
 	"OwnedField\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x14\n" +
-	"\x05owner\x18\x03 \x01(\tR\x05owner\"\xd1\x03\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x1a\n" +
+	"\bschedule\x18\x04 \x01(\tR\bschedule\x12\x18\n" +
+	"\arollout\x18\x05 \x01(\tR\arollout\"\xd1\x03\n" +
 	"\rReportedState\x12)\n" +
 	"\x10applied_revision\x18\x01 \x01(\x03R\x0fappliedRevision\x12!\n" +
 	"\fapplied_hash\x18\x02 \x01(\tR\vappliedHash\x12%\n" +
@@ -1038,7 +1632,7 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"conditions\x18\t \x03(\v2\x17.cakefleet.v1.ConditionR\n" +
 	"conditions\x12?\n" +
 	"\rreceived_time\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\freceivedTime\"\xca\x02\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\freceivedTime\"\xea\x02\n" +
 	"\fSessionState\x12\x1c\n" +
 	"\tconnected\x18\x01 \x01(\bR\tconnected\x120\n" +
 	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x127\n" +
@@ -1048,27 +1642,46 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\x05model\x18\x06 \x01(\tR\x05model\x12\x17\n" +
 	"\aboot_id\x18\a \x01(\tR\x06bootId\x12\x1c\n" +
 	"\tdataplane\x18\b \x01(\tR\tdataplane\x12+\n" +
-	"\x04sync\x18\t \x01(\x0e2\x17.cakefleet.v1.SyncStateR\x04sync\"\"\n" +
+	"\x04sync\x18\t \x01(\x0e2\x17.cakefleet.v1.SyncStateR\x04sync\x12\x1e\n" +
+	"\n" +
+	"controller\x18\n" +
+	" \x01(\tR\n" +
+	"controller\"\"\n" +
 	"\x10GetRouterRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"A\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"p\n" +
 	"\x11GetRouterResponse\x12,\n" +
-	"\x06router\x18\x01 \x01(\v2\x14.cakefleet.v1.RouterR\x06router\"\x91\x01\n" +
+	"\x06router\x18\x01 \x01(\v2\x14.cakefleet.v1.RouterR\x06router\x12-\n" +
+	"\x12silent_controllers\x18\x02 \x03(\tR\x11silentControllers\"\x91\x01\n" +
 	"\x12ListRoutersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\x12\x12\n" +
 	"\x04plan\x18\x03 \x01(\tR\x04plan\x12+\n" +
-	"\x04sync\x18\x04 \x01(\x0e2\x17.cakefleet.v1.SyncStateR\x04sync\"m\n" +
+	"\x04sync\x18\x04 \x01(\x0e2\x17.cakefleet.v1.SyncStateR\x04sync\"\x9c\x01\n" +
 	"\x13ListRoutersResponse\x12.\n" +
 	"\arouters\x18\x01 \x03(\v2\x14.cakefleet.v1.RouterR\arouters\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"C\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12-\n" +
+	"\x12silent_controllers\x18\x03 \x03(\tR\x11silentControllers\"C\n" +
 	"\x13UpdateRouterRequest\x12,\n" +
 	"\x06router\x18\x01 \x01(\v2\x14.cakefleet.v1.RouterR\x06router\"D\n" +
 	"\x14UpdateRouterResponse\x12,\n" +
 	"\x06router\x18\x01 \x01(\v2\x14.cakefleet.v1.RouterR\x06router\"%\n" +
 	"\x13DeleteRouterRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x16\n" +
-	"\x14DeleteRouterResponse*\xb5\x01\n" +
+	"\x14DeleteRouterResponse\"=\n" +
+	"\x13RevokeRouterRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"D\n" +
+	"\x14RevokeRouterResponse\x12,\n" +
+	"\x06router\x18\x01 \x01(\v2\x14.cakefleet.v1.RouterR\x06router\"H\n" +
+	"\x14ReadmitRouterRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12 \n" +
+	"\vfingerprint\x18\x02 \x01(\tR\vfingerprint\"\x17\n" +
+	"\x15ReadmitRouterResponse\"&\n" +
+	"\x14ReleaseRouterRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"E\n" +
+	"\x15ReleaseRouterResponse\x12,\n" +
+	"\x06router\x18\x01 \x01(\v2\x14.cakefleet.v1.RouterR\x06router*\xcb\x01\n" +
 	"\tSyncState\x12\x1a\n" +
 	"\x16SYNC_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fSYNC_STATE_NONE\x10\x01\x12\x16\n" +
@@ -1076,12 +1689,16 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\x12SYNC_STATE_PENDING\x10\x03\x12\x16\n" +
 	"\x12SYNC_STATE_CLAMPED\x10\x04\x12\x17\n" +
 	"\x13SYNC_STATE_REJECTED\x10\x05\x12\x16\n" +
-	"\x12SYNC_STATE_OFFLINE\x10\x062\xdf\x02\n" +
+	"\x12SYNC_STATE_OFFLINE\x10\x06\x12\x14\n" +
+	"\x10SYNC_STATE_AHEAD\x10\a2\xea\x04\n" +
 	"\rRouterService\x12L\n" +
 	"\tGetRouter\x12\x1e.cakefleet.v1.GetRouterRequest\x1a\x1f.cakefleet.v1.GetRouterResponse\x12R\n" +
 	"\vListRouters\x12 .cakefleet.v1.ListRoutersRequest\x1a!.cakefleet.v1.ListRoutersResponse\x12U\n" +
 	"\fUpdateRouter\x12!.cakefleet.v1.UpdateRouterRequest\x1a\".cakefleet.v1.UpdateRouterResponse\x12U\n" +
-	"\fDeleteRouter\x12!.cakefleet.v1.DeleteRouterRequest\x1a\".cakefleet.v1.DeleteRouterResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
+	"\fDeleteRouter\x12!.cakefleet.v1.DeleteRouterRequest\x1a\".cakefleet.v1.DeleteRouterResponse\x12U\n" +
+	"\fRevokeRouter\x12!.cakefleet.v1.RevokeRouterRequest\x1a\".cakefleet.v1.RevokeRouterResponse\x12X\n" +
+	"\rReadmitRouter\x12\".cakefleet.v1.ReadmitRouterRequest\x1a#.cakefleet.v1.ReadmitRouterResponse\x12X\n" +
+	"\rReleaseRouter\x12\".cakefleet.v1.ReleaseRouterRequest\x1a#.cakefleet.v1.ReleaseRouterResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
 
 var (
 	file_cakefleet_v1_router_proto_rawDescOnce sync.Once
@@ -1096,62 +1713,86 @@ func file_cakefleet_v1_router_proto_rawDescGZIP() []byte {
 }
 
 var file_cakefleet_v1_router_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cakefleet_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_cakefleet_v1_router_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_cakefleet_v1_router_proto_goTypes = []any{
 	(SyncState)(0),                // 0: cakefleet.v1.SyncState
 	(*Router)(nil),                // 1: cakefleet.v1.Router
-	(*DesiredState)(nil),          // 2: cakefleet.v1.DesiredState
-	(*OwnedField)(nil),            // 3: cakefleet.v1.OwnedField
-	(*ReportedState)(nil),         // 4: cakefleet.v1.ReportedState
-	(*SessionState)(nil),          // 5: cakefleet.v1.SessionState
-	(*GetRouterRequest)(nil),      // 6: cakefleet.v1.GetRouterRequest
-	(*GetRouterResponse)(nil),     // 7: cakefleet.v1.GetRouterResponse
-	(*ListRoutersRequest)(nil),    // 8: cakefleet.v1.ListRoutersRequest
-	(*ListRoutersResponse)(nil),   // 9: cakefleet.v1.ListRoutersResponse
-	(*UpdateRouterRequest)(nil),   // 10: cakefleet.v1.UpdateRouterRequest
-	(*UpdateRouterResponse)(nil),  // 11: cakefleet.v1.UpdateRouterResponse
-	(*DeleteRouterRequest)(nil),   // 12: cakefleet.v1.DeleteRouterRequest
-	(*DeleteRouterResponse)(nil),  // 13: cakefleet.v1.DeleteRouterResponse
-	(*Link)(nil),                  // 14: cakefleet.v1.Link
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(Outcome)(0),                  // 16: cakefleet.v1.Outcome
-	(*Clamp)(nil),                 // 17: cakefleet.v1.Clamp
-	(*Condition)(nil),             // 18: cakefleet.v1.Condition
+	(*Revocation)(nil),            // 2: cakefleet.v1.Revocation
+	(*Quarantine)(nil),            // 3: cakefleet.v1.Quarantine
+	(*Device)(nil),                // 4: cakefleet.v1.Device
+	(*DesiredState)(nil),          // 5: cakefleet.v1.DesiredState
+	(*OwnedField)(nil),            // 6: cakefleet.v1.OwnedField
+	(*ReportedState)(nil),         // 7: cakefleet.v1.ReportedState
+	(*SessionState)(nil),          // 8: cakefleet.v1.SessionState
+	(*GetRouterRequest)(nil),      // 9: cakefleet.v1.GetRouterRequest
+	(*GetRouterResponse)(nil),     // 10: cakefleet.v1.GetRouterResponse
+	(*ListRoutersRequest)(nil),    // 11: cakefleet.v1.ListRoutersRequest
+	(*ListRoutersResponse)(nil),   // 12: cakefleet.v1.ListRoutersResponse
+	(*UpdateRouterRequest)(nil),   // 13: cakefleet.v1.UpdateRouterRequest
+	(*UpdateRouterResponse)(nil),  // 14: cakefleet.v1.UpdateRouterResponse
+	(*DeleteRouterRequest)(nil),   // 15: cakefleet.v1.DeleteRouterRequest
+	(*DeleteRouterResponse)(nil),  // 16: cakefleet.v1.DeleteRouterResponse
+	(*RevokeRouterRequest)(nil),   // 17: cakefleet.v1.RevokeRouterRequest
+	(*RevokeRouterResponse)(nil),  // 18: cakefleet.v1.RevokeRouterResponse
+	(*ReadmitRouterRequest)(nil),  // 19: cakefleet.v1.ReadmitRouterRequest
+	(*ReadmitRouterResponse)(nil), // 20: cakefleet.v1.ReadmitRouterResponse
+	(*ReleaseRouterRequest)(nil),  // 21: cakefleet.v1.ReleaseRouterRequest
+	(*ReleaseRouterResponse)(nil), // 22: cakefleet.v1.ReleaseRouterResponse
+	nil,                           // 23: cakefleet.v1.Router.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 24: google.protobuf.Timestamp
+	(*Link)(nil),                  // 25: cakefleet.v1.Link
+	(Outcome)(0),                  // 26: cakefleet.v1.Outcome
+	(*Clamp)(nil),                 // 27: cakefleet.v1.Clamp
+	(*Condition)(nil),             // 28: cakefleet.v1.Condition
 }
 var file_cakefleet_v1_router_proto_depIdxs = []int32{
-	2,  // 0: cakefleet.v1.Router.desired:type_name -> cakefleet.v1.DesiredState
-	4,  // 1: cakefleet.v1.Router.reported:type_name -> cakefleet.v1.ReportedState
-	5,  // 2: cakefleet.v1.Router.session:type_name -> cakefleet.v1.SessionState
-	14, // 3: cakefleet.v1.DesiredState.link:type_name -> cakefleet.v1.Link
-	15, // 4: cakefleet.v1.DesiredState.since:type_name -> google.protobuf.Timestamp
-	3,  // 5: cakefleet.v1.DesiredState.fields:type_name -> cakefleet.v1.OwnedField
-	15, // 6: cakefleet.v1.DesiredState.changes:type_name -> google.protobuf.Timestamp
-	14, // 7: cakefleet.v1.ReportedState.effective:type_name -> cakefleet.v1.Link
-	16, // 8: cakefleet.v1.ReportedState.outcome:type_name -> cakefleet.v1.Outcome
-	17, // 9: cakefleet.v1.ReportedState.clamps:type_name -> cakefleet.v1.Clamp
-	18, // 10: cakefleet.v1.ReportedState.conditions:type_name -> cakefleet.v1.Condition
-	15, // 11: cakefleet.v1.ReportedState.received_time:type_name -> google.protobuf.Timestamp
-	15, // 12: cakefleet.v1.SessionState.since:type_name -> google.protobuf.Timestamp
-	15, // 13: cakefleet.v1.SessionState.last_seen:type_name -> google.protobuf.Timestamp
-	0,  // 14: cakefleet.v1.SessionState.sync:type_name -> cakefleet.v1.SyncState
-	1,  // 15: cakefleet.v1.GetRouterResponse.router:type_name -> cakefleet.v1.Router
-	0,  // 16: cakefleet.v1.ListRoutersRequest.sync:type_name -> cakefleet.v1.SyncState
-	1,  // 17: cakefleet.v1.ListRoutersResponse.routers:type_name -> cakefleet.v1.Router
-	1,  // 18: cakefleet.v1.UpdateRouterRequest.router:type_name -> cakefleet.v1.Router
-	1,  // 19: cakefleet.v1.UpdateRouterResponse.router:type_name -> cakefleet.v1.Router
-	6,  // 20: cakefleet.v1.RouterService.GetRouter:input_type -> cakefleet.v1.GetRouterRequest
-	8,  // 21: cakefleet.v1.RouterService.ListRouters:input_type -> cakefleet.v1.ListRoutersRequest
-	10, // 22: cakefleet.v1.RouterService.UpdateRouter:input_type -> cakefleet.v1.UpdateRouterRequest
-	12, // 23: cakefleet.v1.RouterService.DeleteRouter:input_type -> cakefleet.v1.DeleteRouterRequest
-	7,  // 24: cakefleet.v1.RouterService.GetRouter:output_type -> cakefleet.v1.GetRouterResponse
-	9,  // 25: cakefleet.v1.RouterService.ListRouters:output_type -> cakefleet.v1.ListRoutersResponse
-	11, // 26: cakefleet.v1.RouterService.UpdateRouter:output_type -> cakefleet.v1.UpdateRouterResponse
-	13, // 27: cakefleet.v1.RouterService.DeleteRouter:output_type -> cakefleet.v1.DeleteRouterResponse
-	24, // [24:28] is the sub-list for method output_type
-	20, // [20:24] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	5,  // 0: cakefleet.v1.Router.desired:type_name -> cakefleet.v1.DesiredState
+	7,  // 1: cakefleet.v1.Router.reported:type_name -> cakefleet.v1.ReportedState
+	8,  // 2: cakefleet.v1.Router.session:type_name -> cakefleet.v1.SessionState
+	23, // 3: cakefleet.v1.Router.labels:type_name -> cakefleet.v1.Router.LabelsEntry
+	2,  // 4: cakefleet.v1.Router.revocation:type_name -> cakefleet.v1.Revocation
+	3,  // 5: cakefleet.v1.Router.quarantine:type_name -> cakefleet.v1.Quarantine
+	24, // 6: cakefleet.v1.Revocation.time:type_name -> google.protobuf.Timestamp
+	24, // 7: cakefleet.v1.Quarantine.time:type_name -> google.protobuf.Timestamp
+	4,  // 8: cakefleet.v1.Quarantine.devices:type_name -> cakefleet.v1.Device
+	25, // 9: cakefleet.v1.DesiredState.link:type_name -> cakefleet.v1.Link
+	24, // 10: cakefleet.v1.DesiredState.since:type_name -> google.protobuf.Timestamp
+	6,  // 11: cakefleet.v1.DesiredState.fields:type_name -> cakefleet.v1.OwnedField
+	24, // 12: cakefleet.v1.DesiredState.changes:type_name -> google.protobuf.Timestamp
+	25, // 13: cakefleet.v1.ReportedState.effective:type_name -> cakefleet.v1.Link
+	26, // 14: cakefleet.v1.ReportedState.outcome:type_name -> cakefleet.v1.Outcome
+	27, // 15: cakefleet.v1.ReportedState.clamps:type_name -> cakefleet.v1.Clamp
+	28, // 16: cakefleet.v1.ReportedState.conditions:type_name -> cakefleet.v1.Condition
+	24, // 17: cakefleet.v1.ReportedState.received_time:type_name -> google.protobuf.Timestamp
+	24, // 18: cakefleet.v1.SessionState.since:type_name -> google.protobuf.Timestamp
+	24, // 19: cakefleet.v1.SessionState.last_seen:type_name -> google.protobuf.Timestamp
+	0,  // 20: cakefleet.v1.SessionState.sync:type_name -> cakefleet.v1.SyncState
+	1,  // 21: cakefleet.v1.GetRouterResponse.router:type_name -> cakefleet.v1.Router
+	0,  // 22: cakefleet.v1.ListRoutersRequest.sync:type_name -> cakefleet.v1.SyncState
+	1,  // 23: cakefleet.v1.ListRoutersResponse.routers:type_name -> cakefleet.v1.Router
+	1,  // 24: cakefleet.v1.UpdateRouterRequest.router:type_name -> cakefleet.v1.Router
+	1,  // 25: cakefleet.v1.UpdateRouterResponse.router:type_name -> cakefleet.v1.Router
+	1,  // 26: cakefleet.v1.RevokeRouterResponse.router:type_name -> cakefleet.v1.Router
+	1,  // 27: cakefleet.v1.ReleaseRouterResponse.router:type_name -> cakefleet.v1.Router
+	9,  // 28: cakefleet.v1.RouterService.GetRouter:input_type -> cakefleet.v1.GetRouterRequest
+	11, // 29: cakefleet.v1.RouterService.ListRouters:input_type -> cakefleet.v1.ListRoutersRequest
+	13, // 30: cakefleet.v1.RouterService.UpdateRouter:input_type -> cakefleet.v1.UpdateRouterRequest
+	15, // 31: cakefleet.v1.RouterService.DeleteRouter:input_type -> cakefleet.v1.DeleteRouterRequest
+	17, // 32: cakefleet.v1.RouterService.RevokeRouter:input_type -> cakefleet.v1.RevokeRouterRequest
+	19, // 33: cakefleet.v1.RouterService.ReadmitRouter:input_type -> cakefleet.v1.ReadmitRouterRequest
+	21, // 34: cakefleet.v1.RouterService.ReleaseRouter:input_type -> cakefleet.v1.ReleaseRouterRequest
+	10, // 35: cakefleet.v1.RouterService.GetRouter:output_type -> cakefleet.v1.GetRouterResponse
+	12, // 36: cakefleet.v1.RouterService.ListRouters:output_type -> cakefleet.v1.ListRoutersResponse
+	14, // 37: cakefleet.v1.RouterService.UpdateRouter:output_type -> cakefleet.v1.UpdateRouterResponse
+	16, // 38: cakefleet.v1.RouterService.DeleteRouter:output_type -> cakefleet.v1.DeleteRouterResponse
+	18, // 39: cakefleet.v1.RouterService.RevokeRouter:output_type -> cakefleet.v1.RevokeRouterResponse
+	20, // 40: cakefleet.v1.RouterService.ReadmitRouter:output_type -> cakefleet.v1.ReadmitRouterResponse
+	22, // 41: cakefleet.v1.RouterService.ReleaseRouter:output_type -> cakefleet.v1.ReleaseRouterResponse
+	35, // [35:42] is the sub-list for method output_type
+	28, // [28:35] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_router_proto_init() }
@@ -1167,7 +1808,7 @@ func file_cakefleet_v1_router_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_router_proto_rawDesc), len(file_cakefleet_v1_router_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

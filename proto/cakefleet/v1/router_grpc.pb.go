@@ -19,10 +19,13 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	RouterService_GetRouter_FullMethodName    = "/cakefleet.v1.RouterService/GetRouter"
-	RouterService_ListRouters_FullMethodName  = "/cakefleet.v1.RouterService/ListRouters"
-	RouterService_UpdateRouter_FullMethodName = "/cakefleet.v1.RouterService/UpdateRouter"
-	RouterService_DeleteRouter_FullMethodName = "/cakefleet.v1.RouterService/DeleteRouter"
+	RouterService_GetRouter_FullMethodName     = "/cakefleet.v1.RouterService/GetRouter"
+	RouterService_ListRouters_FullMethodName   = "/cakefleet.v1.RouterService/ListRouters"
+	RouterService_UpdateRouter_FullMethodName  = "/cakefleet.v1.RouterService/UpdateRouter"
+	RouterService_DeleteRouter_FullMethodName  = "/cakefleet.v1.RouterService/DeleteRouter"
+	RouterService_RevokeRouter_FullMethodName  = "/cakefleet.v1.RouterService/RevokeRouter"
+	RouterService_ReadmitRouter_FullMethodName = "/cakefleet.v1.RouterService/ReadmitRouter"
+	RouterService_ReleaseRouter_FullMethodName = "/cakefleet.v1.RouterService/ReleaseRouter"
 )
 
 // RouterServiceClient is the client API for RouterService service.
@@ -40,6 +43,14 @@ type RouterServiceClient interface {
 	// DeleteRouter removes a router; its session ends and its certificate is
 	// refused from then on.
 	DeleteRouter(ctx context.Context, in *DeleteRouterRequest, opts ...grpc.CallOption) (*DeleteRouterResponse, error)
+	// RevokeRouter ends a router's sessions on every controller and refuses its
+	// key from then on, also after the router was removed. What it shapes it goes
+	// on shaping.
+	RevokeRouter(ctx context.Context, in *RevokeRouterRequest, opts ...grpc.CallOption) (*RevokeRouterResponse, error)
+	// ReadmitRouter takes a revocation back.
+	ReadmitRouter(ctx context.Context, in *ReadmitRouterRequest, opts ...grpc.CallOption) (*ReadmitRouterResponse, error)
+	// ReleaseRouter ends the quarantine of a router of which there were two.
+	ReleaseRouter(ctx context.Context, in *ReleaseRouterRequest, opts ...grpc.CallOption) (*ReleaseRouterResponse, error)
 }
 
 type routerServiceClient struct {
@@ -90,6 +101,36 @@ func (c *routerServiceClient) DeleteRouter(ctx context.Context, in *DeleteRouter
 	return out, nil
 }
 
+func (c *routerServiceClient) RevokeRouter(ctx context.Context, in *RevokeRouterRequest, opts ...grpc.CallOption) (*RevokeRouterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RevokeRouterResponse)
+	err := c.cc.Invoke(ctx, RouterService_RevokeRouter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *routerServiceClient) ReadmitRouter(ctx context.Context, in *ReadmitRouterRequest, opts ...grpc.CallOption) (*ReadmitRouterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadmitRouterResponse)
+	err := c.cc.Invoke(ctx, RouterService_ReadmitRouter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *routerServiceClient) ReleaseRouter(ctx context.Context, in *ReleaseRouterRequest, opts ...grpc.CallOption) (*ReleaseRouterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReleaseRouterResponse)
+	err := c.cc.Invoke(ctx, RouterService_ReleaseRouter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RouterServiceServer is the server API for RouterService service.
 // All implementations must embed UnimplementedRouterServiceServer
 // for forward compatibility.
@@ -105,6 +146,14 @@ type RouterServiceServer interface {
 	// DeleteRouter removes a router; its session ends and its certificate is
 	// refused from then on.
 	DeleteRouter(context.Context, *DeleteRouterRequest) (*DeleteRouterResponse, error)
+	// RevokeRouter ends a router's sessions on every controller and refuses its
+	// key from then on, also after the router was removed. What it shapes it goes
+	// on shaping.
+	RevokeRouter(context.Context, *RevokeRouterRequest) (*RevokeRouterResponse, error)
+	// ReadmitRouter takes a revocation back.
+	ReadmitRouter(context.Context, *ReadmitRouterRequest) (*ReadmitRouterResponse, error)
+	// ReleaseRouter ends the quarantine of a router of which there were two.
+	ReleaseRouter(context.Context, *ReleaseRouterRequest) (*ReleaseRouterResponse, error)
 	mustEmbedUnimplementedRouterServiceServer()
 }
 
@@ -126,6 +175,15 @@ func (UnimplementedRouterServiceServer) UpdateRouter(context.Context, *UpdateRou
 }
 func (UnimplementedRouterServiceServer) DeleteRouter(context.Context, *DeleteRouterRequest) (*DeleteRouterResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteRouter not implemented")
+}
+func (UnimplementedRouterServiceServer) RevokeRouter(context.Context, *RevokeRouterRequest) (*RevokeRouterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RevokeRouter not implemented")
+}
+func (UnimplementedRouterServiceServer) ReadmitRouter(context.Context, *ReadmitRouterRequest) (*ReadmitRouterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadmitRouter not implemented")
+}
+func (UnimplementedRouterServiceServer) ReleaseRouter(context.Context, *ReleaseRouterRequest) (*ReleaseRouterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReleaseRouter not implemented")
 }
 func (UnimplementedRouterServiceServer) mustEmbedUnimplementedRouterServiceServer() {}
 func (UnimplementedRouterServiceServer) testEmbeddedByValue()                       {}
@@ -220,6 +278,60 @@ func _RouterService_DeleteRouter_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _RouterService_RevokeRouter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RevokeRouterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterServiceServer).RevokeRouter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterService_RevokeRouter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterServiceServer).RevokeRouter(ctx, req.(*RevokeRouterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RouterService_ReadmitRouter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadmitRouterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterServiceServer).ReadmitRouter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterService_ReadmitRouter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterServiceServer).ReadmitRouter(ctx, req.(*ReadmitRouterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _RouterService_ReleaseRouter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReleaseRouterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RouterServiceServer).ReleaseRouter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: RouterService_ReleaseRouter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RouterServiceServer).ReleaseRouter(ctx, req.(*ReleaseRouterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // RouterService_ServiceDesc is the grpc.ServiceDesc for RouterService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -242,6 +354,18 @@ var RouterService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteRouter",
 			Handler:    _RouterService_DeleteRouter_Handler,
+		},
+		{
+			MethodName: "RevokeRouter",
+			Handler:    _RouterService_RevokeRouter_Handler,
+		},
+		{
+			MethodName: "ReadmitRouter",
+			Handler:    _RouterService_ReadmitRouter_Handler,
+		},
+		{
+			MethodName: "ReleaseRouter",
+			Handler:    _RouterService_ReleaseRouter_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

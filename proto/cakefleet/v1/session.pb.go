@@ -193,6 +193,7 @@ type ConnectResponse struct {
 	//
 	//	*ConnectResponse_Desired
 	//	*ConnectResponse_Settings
+	//	*ConnectResponse_Move
 	Message       isConnectResponse_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -253,6 +254,15 @@ func (x *ConnectResponse) GetSettings() *Settings {
 	return nil
 }
 
+func (x *ConnectResponse) GetMove() *Move {
+	if x != nil {
+		if x, ok := x.Message.(*ConnectResponse_Move); ok {
+			return x.Move
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Message interface {
 	isConnectResponse_Message()
 }
@@ -267,9 +277,16 @@ type ConnectResponse_Settings struct {
 	Settings *Settings `protobuf:"bytes,2,opt,name=settings,proto3,oneof"`
 }
 
+type ConnectResponse_Move struct {
+	// Ends this session in favour of another one.
+	Move *Move `protobuf:"bytes,3,opt,name=move,proto3,oneof"`
+}
+
 func (*ConnectResponse_Desired) isConnectResponse_Message() {}
 
 func (*ConnectResponse_Settings) isConnectResponse_Message() {}
+
+func (*ConnectResponse_Move) isConnectResponse_Message() {}
 
 // Hello opens a session and says what the router runs, so that nothing has to
 // be guessed or repeated.
@@ -518,7 +535,14 @@ type Settings struct {
 	// Whether reports may be differences, see Report.since.
 	Differences bool `protobuf:"varint,2,opt,name=differences,proto3" json:"differences,omitempty"`
 	// The controller's wall clock when it sent this.
-	Clock         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=clock,proto3" json:"clock,omitempty"`
+	Clock *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=clock,proto3" json:"clock,omitempty"`
+	// The delay to measure; absent: none.
+	Probe *Probe `protobuf:"bytes,4,opt,name=probe,proto3" json:"probe,omitempty"`
+	// The time that all agents of this controller need to come back to it. An
+	// agent whose first attempt fails spreads the next ones over it.
+	ReconnectSpread *durationpb.Duration `protobuf:"bytes,5,opt,name=reconnect_spread,json=reconnectSpread,proto3" json:"reconnect_spread,omitempty"`
+	// Names who counts what reports say, a life of a controller; for Report.again.
+	Origin        string `protobuf:"bytes,20,opt,name=origin,proto3" json:"origin,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -574,6 +598,129 @@ func (x *Settings) GetClock() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Settings) GetProbe() *Probe {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+func (x *Settings) GetReconnectSpread() *durationpb.Duration {
+	if x != nil {
+		return x.ReconnectSpread
+	}
+	return nil
+}
+
+func (x *Settings) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+// Probe asks an agent to measure the delay to a host.
+type Probe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name or an address.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// Time between two echoes; absent: 10 s. The agent keeps it within 1 s and 1 h.
+	Interval      *durationpb.Duration `protobuf:"bytes,2,opt,name=interval,proto3" json:"interval,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Probe) Reset() {
+	*x = Probe{}
+	mi := &file_cakefleet_v1_session_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Probe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Probe) ProtoMessage() {}
+
+func (x *Probe) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_session_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Probe.ProtoReflect.Descriptor instead.
+func (*Probe) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Probe) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *Probe) GetInterval() *durationpb.Duration {
+	if x != nil {
+		return x.Interval
+	}
+	return nil
+}
+
+// Move asks the agent to open a session on a new connection, which may lead to
+// another controller, and to leave this one when it has.
+type Move struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How long the controller keeps this session.
+	Within        *durationpb.Duration `protobuf:"bytes,1,opt,name=within,proto3" json:"within,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Move) Reset() {
+	*x = Move{}
+	mi := &file_cakefleet_v1_session_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Move) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Move) ProtoMessage() {}
+
+func (x *Move) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_session_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Move.ProtoReflect.Descriptor instead.
+func (*Move) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Move) GetWithin() *durationpb.Duration {
+	if x != nil {
+		return x.Within
+	}
+	return nil
+}
+
 // Clamp is one value that a router could not run as desired.
 type Clamp struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -591,7 +738,7 @@ type Clamp struct {
 
 func (x *Clamp) Reset() {
 	*x = Clamp{}
-	mi := &file_cakefleet_v1_session_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_session_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -603,7 +750,7 @@ func (x *Clamp) String() string {
 func (*Clamp) ProtoMessage() {}
 
 func (x *Clamp) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_session_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_session_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -616,7 +763,7 @@ func (x *Clamp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clamp.ProtoReflect.Descriptor instead.
 func (*Clamp) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Clamp) GetField() string {
@@ -664,7 +811,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_cakefleet_v1_session_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -676,7 +823,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_session_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -689,7 +836,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Condition) GetType() string {
@@ -749,7 +896,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_cakefleet_v1_session_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +908,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_session_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +921,7 @@ func (x *Status) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Status.ProtoReflect.Descriptor instead.
 func (*Status) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Status) GetNonce() uint64 {
@@ -856,10 +1003,11 @@ const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\x05hello\x18\x01 \x01(\v2\x13.cakefleet.v1.HelloH\x00R\x05hello\x12.\n" +
 	"\x06status\x18\x02 \x01(\v2\x14.cakefleet.v1.StatusH\x00R\x06status\x12.\n" +
 	"\x06report\x18\x03 \x01(\v2\x14.cakefleet.v1.ReportH\x00R\x06reportB\t\n" +
-	"\amessage\"\x85\x01\n" +
+	"\amessage\"\xaf\x01\n" +
 	"\x0fConnectResponse\x121\n" +
 	"\adesired\x18\x01 \x01(\v2\x15.cakefleet.v1.DesiredH\x00R\adesired\x124\n" +
-	"\bsettings\x18\x02 \x01(\v2\x16.cakefleet.v1.SettingsH\x00R\bsettingsB\t\n" +
+	"\bsettings\x18\x02 \x01(\v2\x16.cakefleet.v1.SettingsH\x00R\bsettings\x12(\n" +
+	"\x04move\x18\x03 \x01(\v2\x12.cakefleet.v1.MoveH\x00R\x04moveB\t\n" +
 	"\amessage\"\x93\x03\n" +
 	"\x05Hello\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12\x17\n" +
@@ -881,11 +1029,19 @@ const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\x04link\x18\x04 \x01(\v2\x12.cakefleet.v1.LinkR\x04link\x12@\n" +
 	"\x0econfirm_within\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\x12>\n" +
 	"\rexpires_after\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\x12&\n" +
-	"\x04then\x18\a \x01(\v2\x12.cakefleet.v1.LinkR\x04then\"\xa2\x01\n" +
+	"\x04then\x18\a \x01(\v2\x12.cakefleet.v1.LinkR\x04then\"\xab\x02\n" +
 	"\bSettings\x12B\n" +
 	"\x0freport_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12 \n" +
 	"\vdifferences\x18\x02 \x01(\bR\vdifferences\x120\n" +
-	"\x05clock\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05clock\"m\n" +
+	"\x05clock\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05clock\x12)\n" +
+	"\x05probe\x18\x04 \x01(\v2\x13.cakefleet.v1.ProbeR\x05probe\x12D\n" +
+	"\x10reconnect_spread\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0freconnectSpread\x12\x16\n" +
+	"\x06origin\x18\x14 \x01(\tR\x06origin\"R\n" +
+	"\x05Probe\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x125\n" +
+	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\"9\n" +
+	"\x04Move\x121\n" +
+	"\x06within\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06within\"m\n" +
 	"\x05Clamp\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x18\n" +
 	"\adesired\x18\x02 \x01(\tR\adesired\x12\x1c\n" +
@@ -931,7 +1087,7 @@ func file_cakefleet_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_cakefleet_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cakefleet_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_cakefleet_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_cakefleet_v1_session_proto_goTypes = []any{
 	(Outcome)(0),                  // 0: cakefleet.v1.Outcome
 	(*ConnectRequest)(nil),        // 1: cakefleet.v1.ConnectRequest
@@ -939,39 +1095,46 @@ var file_cakefleet_v1_session_proto_goTypes = []any{
 	(*Hello)(nil),                 // 3: cakefleet.v1.Hello
 	(*Desired)(nil),               // 4: cakefleet.v1.Desired
 	(*Settings)(nil),              // 5: cakefleet.v1.Settings
-	(*Clamp)(nil),                 // 6: cakefleet.v1.Clamp
-	(*Condition)(nil),             // 7: cakefleet.v1.Condition
-	(*Status)(nil),                // 8: cakefleet.v1.Status
-	(*Report)(nil),                // 9: cakefleet.v1.Report
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*Link)(nil),                  // 11: cakefleet.v1.Link
-	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
+	(*Probe)(nil),                 // 6: cakefleet.v1.Probe
+	(*Move)(nil),                  // 7: cakefleet.v1.Move
+	(*Clamp)(nil),                 // 8: cakefleet.v1.Clamp
+	(*Condition)(nil),             // 9: cakefleet.v1.Condition
+	(*Status)(nil),                // 10: cakefleet.v1.Status
+	(*Report)(nil),                // 11: cakefleet.v1.Report
+	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*Link)(nil),                  // 13: cakefleet.v1.Link
+	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
 }
 var file_cakefleet_v1_session_proto_depIdxs = []int32{
 	3,  // 0: cakefleet.v1.ConnectRequest.hello:type_name -> cakefleet.v1.Hello
-	8,  // 1: cakefleet.v1.ConnectRequest.status:type_name -> cakefleet.v1.Status
-	9,  // 2: cakefleet.v1.ConnectRequest.report:type_name -> cakefleet.v1.Report
+	10, // 1: cakefleet.v1.ConnectRequest.status:type_name -> cakefleet.v1.Status
+	11, // 2: cakefleet.v1.ConnectRequest.report:type_name -> cakefleet.v1.Report
 	4,  // 3: cakefleet.v1.ConnectResponse.desired:type_name -> cakefleet.v1.Desired
 	5,  // 4: cakefleet.v1.ConnectResponse.settings:type_name -> cakefleet.v1.Settings
-	10, // 5: cakefleet.v1.Hello.clock:type_name -> google.protobuf.Timestamp
-	11, // 6: cakefleet.v1.Hello.effective:type_name -> cakefleet.v1.Link
-	11, // 7: cakefleet.v1.Desired.link:type_name -> cakefleet.v1.Link
-	12, // 8: cakefleet.v1.Desired.confirm_within:type_name -> google.protobuf.Duration
-	12, // 9: cakefleet.v1.Desired.expires_after:type_name -> google.protobuf.Duration
-	11, // 10: cakefleet.v1.Desired.then:type_name -> cakefleet.v1.Link
-	12, // 11: cakefleet.v1.Settings.report_interval:type_name -> google.protobuf.Duration
-	10, // 12: cakefleet.v1.Settings.clock:type_name -> google.protobuf.Timestamp
-	0,  // 13: cakefleet.v1.Status.outcome:type_name -> cakefleet.v1.Outcome
-	11, // 14: cakefleet.v1.Status.effective:type_name -> cakefleet.v1.Link
-	6,  // 15: cakefleet.v1.Status.clamps:type_name -> cakefleet.v1.Clamp
-	7,  // 16: cakefleet.v1.Status.conditions:type_name -> cakefleet.v1.Condition
-	1,  // 17: cakefleet.v1.SessionService.Connect:input_type -> cakefleet.v1.ConnectRequest
-	2,  // 18: cakefleet.v1.SessionService.Connect:output_type -> cakefleet.v1.ConnectResponse
-	18, // [18:19] is the sub-list for method output_type
-	17, // [17:18] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	7,  // 5: cakefleet.v1.ConnectResponse.move:type_name -> cakefleet.v1.Move
+	12, // 6: cakefleet.v1.Hello.clock:type_name -> google.protobuf.Timestamp
+	13, // 7: cakefleet.v1.Hello.effective:type_name -> cakefleet.v1.Link
+	13, // 8: cakefleet.v1.Desired.link:type_name -> cakefleet.v1.Link
+	14, // 9: cakefleet.v1.Desired.confirm_within:type_name -> google.protobuf.Duration
+	14, // 10: cakefleet.v1.Desired.expires_after:type_name -> google.protobuf.Duration
+	13, // 11: cakefleet.v1.Desired.then:type_name -> cakefleet.v1.Link
+	14, // 12: cakefleet.v1.Settings.report_interval:type_name -> google.protobuf.Duration
+	12, // 13: cakefleet.v1.Settings.clock:type_name -> google.protobuf.Timestamp
+	6,  // 14: cakefleet.v1.Settings.probe:type_name -> cakefleet.v1.Probe
+	14, // 15: cakefleet.v1.Settings.reconnect_spread:type_name -> google.protobuf.Duration
+	14, // 16: cakefleet.v1.Probe.interval:type_name -> google.protobuf.Duration
+	14, // 17: cakefleet.v1.Move.within:type_name -> google.protobuf.Duration
+	0,  // 18: cakefleet.v1.Status.outcome:type_name -> cakefleet.v1.Outcome
+	13, // 19: cakefleet.v1.Status.effective:type_name -> cakefleet.v1.Link
+	8,  // 20: cakefleet.v1.Status.clamps:type_name -> cakefleet.v1.Clamp
+	9,  // 21: cakefleet.v1.Status.conditions:type_name -> cakefleet.v1.Condition
+	1,  // 22: cakefleet.v1.SessionService.Connect:input_type -> cakefleet.v1.ConnectRequest
+	2,  // 23: cakefleet.v1.SessionService.Connect:output_type -> cakefleet.v1.ConnectResponse
+	23, // [23:24] is the sub-list for method output_type
+	22, // [22:23] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_session_proto_init() }
@@ -989,6 +1152,7 @@ func file_cakefleet_v1_session_proto_init() {
 	file_cakefleet_v1_session_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Desired)(nil),
 		(*ConnectResponse_Settings)(nil),
+		(*ConnectResponse_Move)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -996,7 +1160,7 @@ func file_cakefleet_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_session_proto_rawDesc), len(file_cakefleet_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

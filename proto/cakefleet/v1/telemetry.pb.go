@@ -23,6 +23,64 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// WorstBy is a way to suffer.
+type WorstBy int32
+
+const (
+	// Not set: by delay.
+	WorstBy_WORST_BY_UNSPECIFIED WorstBy = 0
+	// 99th percentile of the sojourn time × load: who waits, and how many wait.
+	WorstBy_WORST_BY_DELAY WorstBy = 1
+	// Packets dropped a second.
+	WorstBy_WORST_BY_DROPS WorstBy = 2
+	// Share of the rate that is used; of a group, share of its routers that use
+	// nine tenths or more.
+	WorstBy_WORST_BY_SATURATION WorstBy = 3
+)
+
+// Enum value maps for WorstBy.
+var (
+	WorstBy_name = map[int32]string{
+		0: "WORST_BY_UNSPECIFIED",
+		1: "WORST_BY_DELAY",
+		2: "WORST_BY_DROPS",
+		3: "WORST_BY_SATURATION",
+	}
+	WorstBy_value = map[string]int32{
+		"WORST_BY_UNSPECIFIED": 0,
+		"WORST_BY_DELAY":       1,
+		"WORST_BY_DROPS":       2,
+		"WORST_BY_SATURATION":  3,
+	}
+)
+
+func (x WorstBy) Enum() *WorstBy {
+	p := new(WorstBy)
+	*p = x
+	return p
+}
+
+func (x WorstBy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WorstBy) Descriptor() protoreflect.EnumDescriptor {
+	return file_cakefleet_v1_telemetry_proto_enumTypes[0].Descriptor()
+}
+
+func (WorstBy) Type() protoreflect.EnumType {
+	return &file_cakefleet_v1_telemetry_proto_enumTypes[0]
+}
+
+func (x WorstBy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WorstBy.Descriptor instead.
+func (WorstBy) EnumDescriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{0}
+}
+
 // Histogram counts sojourn times in buckets whose bounds the engine defines;
 // trailing zero buckets are left out.
 type Histogram struct {
@@ -666,10 +724,19 @@ type Report struct {
 	// The agent's own cost.
 	Agent *AgentStats `protobuf:"bytes,6,opt,name=agent,proto3" json:"agent,omitempty"`
 	// If not 0, this is the difference from the report of the same stream and
-	// boot with this sequence: every integer below down, up and agent
-	// is new minus old in the zigzag encoding, whatever its type; zeros at the end
-	// of lists are left out. The first report of a stream is never one.
-	Since         uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
+	// boot with this sequence: every integer below down, up, agent, probe and
+	// wan is new minus old in the zigzag encoding, whatever its type; zeros at the
+	// end of lists are left out. The first report of a stream is never one.
+	Since uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
+	// Delay to a host; absent while none is measured.
+	Probe *ProbeStats `protobuf:"bytes,8,opt,name=probe,proto3" json:"probe,omitempty"`
+	// The interface that is shaped; absent if nothing is known of it.
+	Wan *LinkState `protobuf:"bytes,9,opt,name=wan,proto3" json:"wan,omitempty"`
+	// If set, the report was sent on an earlier stream already, to the origin of
+	// this name (Settings.origin), and is sent again as the first of this one: a
+	// controller of another origin begins to count where that one ended, neither
+	// twice nor later.
+	Again         string `protobuf:"bytes,10,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -753,6 +820,304 @@ func (x *Report) GetSince() uint64 {
 	return 0
 }
 
+func (x *Report) GetProbe() *ProbeStats {
+	if x != nil {
+		return x.Probe
+	}
+	return nil
+}
+
+func (x *Report) GetWan() *LinkState {
+	if x != nil {
+		return x.Wan
+	}
+	return nil
+}
+
+func (x *Report) GetAgain() string {
+	if x != nil {
+		return x.Again
+	}
+	return ""
+}
+
+// ProbeStats is the delay from a router to a host and back, measured with ICMP
+// echoes through the shaped interface. Its counters begin anew with the agent
+// and with another host.
+type ProbeStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The host, as it was asked for.
+	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
+	// The address that echoes go to; empty while it is not known.
+	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// While both directions were below an eighth of their rate.
+	Idle *ProbeDelay `protobuf:"bytes,3,opt,name=idle,proto3" json:"idle,omitempty"`
+	// While only download was at half its rate or above.
+	Down *ProbeDelay `protobuf:"bytes,4,opt,name=down,proto3" json:"down,omitempty"`
+	// While only upload was at half its rate or above.
+	Up *ProbeDelay `protobuf:"bytes,5,opt,name=up,proto3" json:"up,omitempty"`
+	// While both directions were at half their rate or above.
+	Both *ProbeDelay `protobuf:"bytes,6,opt,name=both,proto3" json:"both,omitempty"`
+	// In between.
+	Light *ProbeDelay `protobuf:"bytes,7,opt,name=light,proto3" json:"light,omitempty"`
+	// Why the newest try could not be made; empty: it was.
+	Error         string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeStats) Reset() {
+	*x = ProbeStats{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeStats) ProtoMessage() {}
+
+func (x *ProbeStats) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeStats.ProtoReflect.Descriptor instead.
+func (*ProbeStats) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ProbeStats) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ProbeStats) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ProbeStats) GetIdle() *ProbeDelay {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
+func (x *ProbeStats) GetDown() *ProbeDelay {
+	if x != nil {
+		return x.Down
+	}
+	return nil
+}
+
+func (x *ProbeStats) GetUp() *ProbeDelay {
+	if x != nil {
+		return x.Up
+	}
+	return nil
+}
+
+func (x *ProbeStats) GetBoth() *ProbeDelay {
+	if x != nil {
+		return x.Both
+	}
+	return nil
+}
+
+func (x *ProbeStats) GetLight() *ProbeDelay {
+	if x != nil {
+		return x.Light
+	}
+	return nil
+}
+
+func (x *ProbeStats) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// ProbeDelay counts echoes at one load of the link.
+type ProbeDelay struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Echoes that were answered, by how long it took; a lost one is in none of
+	// the buckets.
+	Delay *Histogram `protobuf:"bytes,1,opt,name=delay,proto3" json:"delay,omitempty"`
+	// Echoes without an answer within 3 s.
+	Lost          uint64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeDelay) Reset() {
+	*x = ProbeDelay{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeDelay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeDelay) ProtoMessage() {}
+
+func (x *ProbeDelay) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeDelay.ProtoReflect.Descriptor instead.
+func (*ProbeDelay) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *ProbeDelay) GetDelay() *Histogram {
+	if x != nil {
+		return x.Delay
+	}
+	return nil
+}
+
+func (x *ProbeDelay) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+// LinkState is what the kernel says of the shaped interface.
+type LinkState struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Its number; 0: there is no such interface.
+	Index uint32 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	// Whether it is switched on.
+	Up bool `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
+	// Whether there is something at the other end of the cable.
+	Carrier bool `protobuf:"varint,4,opt,name=carrier,proto3" json:"carrier,omitempty"`
+	// Speed of the cable in bits per second; 0: not known, or it has none.
+	SpeedBps uint64 `protobuf:"varint,5,opt,name=speed_bps,json=speedBps,proto3" json:"speed_bps,omitempty"`
+	// Largest packet of the network layer in bytes.
+	Mtu uint32 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
+	// How often it came with another number since the agent started, such as by
+	// PPPoE that dialed anew.
+	Comings uint64 `protobuf:"varint,7,opt,name=comings,proto3" json:"comings,omitempty"`
+	// How often the carrier was lost since the agent started.
+	CarrierLosses uint64 `protobuf:"varint,8,opt,name=carrier_losses,json=carrierLosses,proto3" json:"carrier_losses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinkState) Reset() {
+	*x = LinkState{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkState) ProtoMessage() {}
+
+func (x *LinkState) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkState.ProtoReflect.Descriptor instead.
+func (*LinkState) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *LinkState) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LinkState) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *LinkState) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *LinkState) GetCarrier() bool {
+	if x != nil {
+		return x.Carrier
+	}
+	return false
+}
+
+func (x *LinkState) GetSpeedBps() uint64 {
+	if x != nil {
+		return x.SpeedBps
+	}
+	return 0
+}
+
+func (x *LinkState) GetMtu() uint32 {
+	if x != nil {
+		return x.Mtu
+	}
+	return 0
+}
+
+func (x *LinkState) GetComings() uint64 {
+	if x != nil {
+		return x.Comings
+	}
+	return 0
+}
+
+func (x *LinkState) GetCarrierLosses() uint64 {
+	if x != nil {
+		return x.CarrierLosses
+	}
+	return 0
+}
+
 // GetRouterStatsRequest asks for one router's statistics.
 type GetRouterStatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -764,7 +1129,7 @@ type GetRouterStatsRequest struct {
 
 func (x *GetRouterStatsRequest) Reset() {
 	*x = GetRouterStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -776,7 +1141,7 @@ func (x *GetRouterStatsRequest) String() string {
 func (*GetRouterStatsRequest) ProtoMessage() {}
 
 func (x *GetRouterStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -789,7 +1154,7 @@ func (x *GetRouterStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetRouterStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetRouterStatsRequest) GetRouterId() string {
@@ -807,14 +1172,17 @@ type GetRouterStatsResponse struct {
 	// When the controller received it.
 	ReceivedTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=received_time,json=receivedTime,proto3" json:"received_time,omitempty"`
 	// Whether the router is connected now.
-	Connected     bool `protobuf:"varint,3,opt,name=connected,proto3" json:"connected,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Connected bool `protobuf:"varint,3,opt,name=connected,proto3" json:"connected,omitempty"`
+	// Controllers that did not answer: routers that are connected to them are
+	// missing, or what is known of them is old.
+	SilentControllers []string `protobuf:"bytes,4,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GetRouterStatsResponse) Reset() {
 	*x = GetRouterStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -826,7 +1194,7 @@ func (x *GetRouterStatsResponse) String() string {
 func (*GetRouterStatsResponse) ProtoMessage() {}
 
 func (x *GetRouterStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -839,7 +1207,7 @@ func (x *GetRouterStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetRouterStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GetRouterStatsResponse) GetReport() *Report {
@@ -863,6 +1231,13 @@ func (x *GetRouterStatsResponse) GetConnected() bool {
 	return false
 }
 
+func (x *GetRouterStatsResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
+	}
+	return nil
+}
+
 // ListPlanStatsRequest asks for sums by plan.
 type ListPlanStatsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -872,7 +1247,7 @@ type ListPlanStatsRequest struct {
 
 func (x *ListPlanStatsRequest) Reset() {
 	*x = ListPlanStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1259,7 @@ func (x *ListPlanStatsRequest) String() string {
 func (*ListPlanStatsRequest) ProtoMessage() {}
 
 func (x *ListPlanStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,21 +1272,24 @@ func (x *ListPlanStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanStatsRequest.ProtoReflect.Descriptor instead.
 func (*ListPlanStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{10}
 }
 
 // ListPlanStatsResponse has one entry for each plan.
 type ListPlanStatsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The plans in order of name.
-	Plans         []*PlanStats `protobuf:"bytes,1,rep,name=plans,proto3" json:"plans,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Plans []*PlanStats `protobuf:"bytes,1,rep,name=plans,proto3" json:"plans,omitempty"`
+	// Controllers that did not answer: routers that are connected to them are
+	// missing, or what is known of them is old.
+	SilentControllers []string `protobuf:"bytes,2,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *ListPlanStatsResponse) Reset() {
 	*x = ListPlanStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -923,7 +1301,7 @@ func (x *ListPlanStatsResponse) String() string {
 func (*ListPlanStatsResponse) ProtoMessage() {}
 
 func (x *ListPlanStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -936,12 +1314,19 @@ func (x *ListPlanStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanStatsResponse.ProtoReflect.Descriptor instead.
 func (*ListPlanStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListPlanStatsResponse) GetPlans() []*PlanStats {
 	if x != nil {
 		return x.Plans
+	}
+	return nil
+}
+
+func (x *ListPlanStatsResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
 	}
 	return nil
 }
@@ -967,7 +1352,7 @@ type PlanStats struct {
 
 func (x *PlanStats) Reset() {
 	*x = PlanStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1364,7 @@ func (x *PlanStats) String() string {
 func (*PlanStats) ProtoMessage() {}
 
 func (x *PlanStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1377,7 @@ func (x *PlanStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanStats.ProtoReflect.Descriptor instead.
 func (*PlanStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PlanStats) GetPlan() string {
@@ -1061,7 +1446,7 @@ type DirectionSums struct {
 
 func (x *DirectionSums) Reset() {
 	*x = DirectionSums{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1073,7 +1458,7 @@ func (x *DirectionSums) String() string {
 func (*DirectionSums) ProtoMessage() {}
 
 func (x *DirectionSums) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1086,7 +1471,7 @@ func (x *DirectionSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectionSums.ProtoReflect.Descriptor instead.
 func (*DirectionSums) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DirectionSums) GetSentBytes() uint64 {
@@ -1136,6 +1521,1376 @@ func (x *DirectionSums) GetSojourn() *Histogram {
 		return x.Sojourn
 	}
 	return nil
+}
+
+// ListRouterSamplesRequest asks for the last minutes of one router.
+type ListRouterSamplesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	RouterId string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	// From when on; absent: all that is kept.
+	StartTime     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListRouterSamplesRequest) Reset() {
+	*x = ListRouterSamplesRequest{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRouterSamplesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRouterSamplesRequest) ProtoMessage() {}
+
+func (x *ListRouterSamplesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRouterSamplesRequest.ProtoReflect.Descriptor instead.
+func (*ListRouterSamplesRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ListRouterSamplesRequest) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+func (x *ListRouterSamplesRequest) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
+}
+
+// ListRouterSamplesResponse has the samples, oldest first.
+type ListRouterSamplesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The samples.
+	Samples []*RouterSample `protobuf:"bytes,1,rep,name=samples,proto3" json:"samples,omitempty"`
+	// Controllers that did not answer: routers that are connected to them are
+	// missing, or what is known of them is old.
+	SilentControllers []string `protobuf:"bytes,2,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ListRouterSamplesResponse) Reset() {
+	*x = ListRouterSamplesResponse{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListRouterSamplesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListRouterSamplesResponse) ProtoMessage() {}
+
+func (x *ListRouterSamplesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListRouterSamplesResponse.ProtoReflect.Descriptor instead.
+func (*ListRouterSamplesResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListRouterSamplesResponse) GetSamples() []*RouterSample {
+	if x != nil {
+		return x.Samples
+	}
+	return nil
+}
+
+func (x *ListRouterSamplesResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
+	}
+	return nil
+}
+
+// RouterSample is what a router counted between two reports.
+type RouterSample struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the later report arrived, by the controller's clock.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Time between the reports, by the router's clock; absent: not known.
+	Span *durationpb.Duration `protobuf:"bytes,2,opt,name=span,proto3" json:"span,omitempty"`
+	// CPU time that the agent used.
+	CpuTime *durationpb.Duration `protobuf:"bytes,3,opt,name=cpu_time,json=cpuTime,proto3" json:"cpu_time,omitempty"`
+	// Whether the agent had started in between.
+	Rebooted bool `protobuf:"varint,4,opt,name=rebooted,proto3" json:"rebooted,omitempty"`
+	// Whether counters began again without that.
+	Restarted bool `protobuf:"varint,5,opt,name=restarted,proto3" json:"restarted,omitempty"`
+	// Whether reports in between did not come.
+	Lost bool `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"`
+	// From the provider to the subscriber; absent while not shaped.
+	Down *DirectionSample `protobuf:"bytes,7,opt,name=down,proto3" json:"down,omitempty"`
+	// From the subscriber to the provider; absent while not shaped.
+	Up            *DirectionSample `protobuf:"bytes,8,opt,name=up,proto3" json:"up,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouterSample) Reset() {
+	*x = RouterSample{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouterSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouterSample) ProtoMessage() {}
+
+func (x *RouterSample) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouterSample.ProtoReflect.Descriptor instead.
+func (*RouterSample) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *RouterSample) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *RouterSample) GetSpan() *durationpb.Duration {
+	if x != nil {
+		return x.Span
+	}
+	return nil
+}
+
+func (x *RouterSample) GetCpuTime() *durationpb.Duration {
+	if x != nil {
+		return x.CpuTime
+	}
+	return nil
+}
+
+func (x *RouterSample) GetRebooted() bool {
+	if x != nil {
+		return x.Rebooted
+	}
+	return false
+}
+
+func (x *RouterSample) GetRestarted() bool {
+	if x != nil {
+		return x.Restarted
+	}
+	return false
+}
+
+func (x *RouterSample) GetLost() bool {
+	if x != nil {
+		return x.Lost
+	}
+	return false
+}
+
+func (x *RouterSample) GetDown() *DirectionSample {
+	if x != nil {
+		return x.Down
+	}
+	return nil
+}
+
+func (x *RouterSample) GetUp() *DirectionSample {
+	if x != nil {
+		return x.Up
+	}
+	return nil
+}
+
+// DirectionSample is one direction of a RouterSample.
+type DirectionSample struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Rate that it is shaped to, bits per second; 0: unlimited.
+	RateBps uint64 `protobuf:"varint,1,opt,name=rate_bps,json=rateBps,proto3" json:"rate_bps,omitempty"`
+	// Rate of delivery, bits per second.
+	LoadBps uint64 `protobuf:"varint,2,opt,name=load_bps,json=loadBps,proto3" json:"load_bps,omitempty"`
+	// Bytes queued at the end.
+	BacklogBytes uint64 `protobuf:"varint,3,opt,name=backlog_bytes,json=backlogBytes,proto3" json:"backlog_bytes,omitempty"`
+	// Packets delivered.
+	Packets uint64 `protobuf:"varint,4,opt,name=packets,proto3" json:"packets,omitempty"`
+	// Packets dropped.
+	Drops uint64 `protobuf:"varint,5,opt,name=drops,proto3" json:"drops,omitempty"`
+	// Packets marked CE.
+	Marks uint64 `protobuf:"varint,6,opt,name=marks,proto3" json:"marks,omitempty"`
+	// Median of the sojourn times; absent: nothing was delivered, or the data
+	// plane has no histogram.
+	SojournP50 *durationpb.Duration `protobuf:"bytes,7,opt,name=sojourn_p50,json=sojournP50,proto3" json:"sojourn_p50,omitempty"`
+	// 99th percentile of them.
+	SojournP99    *durationpb.Duration `protobuf:"bytes,8,opt,name=sojourn_p99,json=sojournP99,proto3" json:"sojourn_p99,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DirectionSample) Reset() {
+	*x = DirectionSample{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DirectionSample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DirectionSample) ProtoMessage() {}
+
+func (x *DirectionSample) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DirectionSample.ProtoReflect.Descriptor instead.
+func (*DirectionSample) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DirectionSample) GetRateBps() uint64 {
+	if x != nil {
+		return x.RateBps
+	}
+	return 0
+}
+
+func (x *DirectionSample) GetLoadBps() uint64 {
+	if x != nil {
+		return x.LoadBps
+	}
+	return 0
+}
+
+func (x *DirectionSample) GetBacklogBytes() uint64 {
+	if x != nil {
+		return x.BacklogBytes
+	}
+	return 0
+}
+
+func (x *DirectionSample) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *DirectionSample) GetDrops() uint64 {
+	if x != nil {
+		return x.Drops
+	}
+	return 0
+}
+
+func (x *DirectionSample) GetMarks() uint64 {
+	if x != nil {
+		return x.Marks
+	}
+	return 0
+}
+
+func (x *DirectionSample) GetSojournP50() *durationpb.Duration {
+	if x != nil {
+		return x.SojournP50
+	}
+	return nil
+}
+
+func (x *DirectionSample) GetSojournP99() *durationpb.Duration {
+	if x != nil {
+		return x.SojournP99
+	}
+	return nil
+}
+
+// ListWorstRequest asks who suffers most now.
+type ListWorstRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is listed: "router", or what routers are grouped by, such as "plan",
+	// "site" or a label; empty: "router".
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Way to suffer.
+	By WorstBy `protobuf:"varint,2,opt,name=by,proto3,enum=cakefleet.v1.WorstBy" json:"by,omitempty"`
+	// How many; 0: 20, at most 1000.
+	Limit int32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Only routers with this plan; empty: all.
+	Plan string `protobuf:"bytes,4,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Only routers of this site; empty: all.
+	Site          string `protobuf:"bytes,5,opt,name=site,proto3" json:"site,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorstRequest) Reset() {
+	*x = ListWorstRequest{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorstRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorstRequest) ProtoMessage() {}
+
+func (x *ListWorstRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorstRequest.ProtoReflect.Descriptor instead.
+func (*ListWorstRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ListWorstRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListWorstRequest) GetBy() WorstBy {
+	if x != nil {
+		return x.By
+	}
+	return WorstBy_WORST_BY_UNSPECIFIED
+}
+
+func (x *ListWorstRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListWorstRequest) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
+}
+
+func (x *ListWorstRequest) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+// ListWorstResponse has who suffers, worst first.
+type ListWorstResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only those with a figure above 0.
+	Worst []*Worst `protobuf:"bytes,1,rep,name=worst,proto3" json:"worst,omitempty"`
+	// Controllers that did not answer: routers that are connected to them are
+	// missing, or what is known of them is old.
+	SilentControllers []string `protobuf:"bytes,2,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ListWorstResponse) Reset() {
+	*x = ListWorstResponse{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorstResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorstResponse) ProtoMessage() {}
+
+func (x *ListWorstResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorstResponse.ProtoReflect.Descriptor instead.
+func (*ListWorstResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListWorstResponse) GetWorst() []*Worst {
+	if x != nil {
+		return x.Worst
+	}
+	return nil
+}
+
+func (x *ListWorstResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
+	}
+	return nil
+}
+
+// Worst is a router or a group of them with its figures of the last minute.
+type Worst struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router or the group.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Plan of the router; empty for groups.
+	Plan string `protobuf:"bytes,2,opt,name=plan,proto3" json:"plan,omitempty"`
+	// Site of the router; empty for groups.
+	Site string `protobuf:"bytes,3,opt,name=site,proto3" json:"site,omitempty"`
+	// "down" or "up", whichever is worse.
+	Direction string `protobuf:"bytes,4,opt,name=direction,proto3" json:"direction,omitempty"`
+	// What it is ordered by: seconds × bits per second, drops a second, or a share.
+	Figure float64 `protobuf:"fixed64,5,opt,name=figure,proto3" json:"figure,omitempty"`
+	// Median of the sojourn times; absent for groups, whose percentiles need the
+	// history.
+	SojournP50 *durationpb.Duration `protobuf:"bytes,6,opt,name=sojourn_p50,json=sojournP50,proto3" json:"sojourn_p50,omitempty"`
+	// 99th percentile of them; absent for groups.
+	SojournP99 *durationpb.Duration `protobuf:"bytes,7,opt,name=sojourn_p99,json=sojournP99,proto3" json:"sojourn_p99,omitempty"`
+	// Rate of delivery, bits per second.
+	LoadBps uint64 `protobuf:"varint,8,opt,name=load_bps,json=loadBps,proto3" json:"load_bps,omitempty"`
+	// Rate shaped to, bits per second.
+	ShapedBps uint64 `protobuf:"varint,9,opt,name=shaped_bps,json=shapedBps,proto3" json:"shaped_bps,omitempty"`
+	// Packets dropped a second.
+	DropsPerSecond float64 `protobuf:"fixed64,10,opt,name=drops_per_second,json=dropsPerSecond,proto3" json:"drops_per_second,omitempty"`
+	// Routers that report; 1 for a router.
+	Routers uint32 `protobuf:"varint,11,opt,name=routers,proto3" json:"routers,omitempty"`
+	// Of them, those that use nine tenths of their rate or more.
+	SaturatedRouters uint32 `protobuf:"varint,12,opt,name=saturated_routers,json=saturatedRouters,proto3" json:"saturated_routers,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Worst) Reset() {
+	*x = Worst{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Worst) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Worst) ProtoMessage() {}
+
+func (x *Worst) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Worst.ProtoReflect.Descriptor instead.
+func (*Worst) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Worst) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Worst) GetPlan() string {
+	if x != nil {
+		return x.Plan
+	}
+	return ""
+}
+
+func (x *Worst) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *Worst) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *Worst) GetFigure() float64 {
+	if x != nil {
+		return x.Figure
+	}
+	return 0
+}
+
+func (x *Worst) GetSojournP50() *durationpb.Duration {
+	if x != nil {
+		return x.SojournP50
+	}
+	return nil
+}
+
+func (x *Worst) GetSojournP99() *durationpb.Duration {
+	if x != nil {
+		return x.SojournP99
+	}
+	return nil
+}
+
+func (x *Worst) GetLoadBps() uint64 {
+	if x != nil {
+		return x.LoadBps
+	}
+	return 0
+}
+
+func (x *Worst) GetShapedBps() uint64 {
+	if x != nil {
+		return x.ShapedBps
+	}
+	return 0
+}
+
+func (x *Worst) GetDropsPerSecond() float64 {
+	if x != nil {
+		return x.DropsPerSecond
+	}
+	return 0
+}
+
+func (x *Worst) GetRouters() uint32 {
+	if x != nil {
+		return x.Routers
+	}
+	return 0
+}
+
+func (x *Worst) GetSaturatedRouters() uint32 {
+	if x != nil {
+		return x.SaturatedRouters
+	}
+	return 0
+}
+
+// QueryStatsRequest asks for groups over time.
+type QueryStatsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What routers are grouped by: "all", "plan", "site", "model", "version", or a
+	// label that the controller was told to sum by.
+	GroupBy string `protobuf:"bytes,1,opt,name=group_by,json=groupBy,proto3" json:"group_by,omitempty"`
+	// Only these groups; empty: all.
+	Groups []string `protobuf:"bytes,2,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Begin of the window; absent: a day before its end.
+	StartTime *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=start_time,json=startTime,proto3" json:"start_time,omitempty"`
+	// End of the window; absent: now.
+	EndTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=end_time,json=endTime,proto3" json:"end_time,omitempty"`
+	// Length of one step; absent: the whole window is one.
+	Step *durationpb.Duration `protobuf:"bytes,5,opt,name=step,proto3" json:"step,omitempty"`
+	// Whether tins are told apart.
+	Tins bool `protobuf:"varint,6,opt,name=tins,proto3" json:"tins,omitempty"`
+	// Whether the delays to hosts that routers measure are asked for, by the load
+	// of the line, in place of the sojourn times.
+	Probe         bool `protobuf:"varint,7,opt,name=probe,proto3" json:"probe,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryStatsRequest) Reset() {
+	*x = QueryStatsRequest{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryStatsRequest) ProtoMessage() {}
+
+func (x *QueryStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryStatsRequest.ProtoReflect.Descriptor instead.
+func (*QueryStatsRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *QueryStatsRequest) GetGroupBy() string {
+	if x != nil {
+		return x.GroupBy
+	}
+	return ""
+}
+
+func (x *QueryStatsRequest) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
+func (x *QueryStatsRequest) GetStartTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartTime
+	}
+	return nil
+}
+
+func (x *QueryStatsRequest) GetEndTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndTime
+	}
+	return nil
+}
+
+func (x *QueryStatsRequest) GetStep() *durationpb.Duration {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *QueryStatsRequest) GetTins() bool {
+	if x != nil {
+		return x.Tins
+	}
+	return false
+}
+
+func (x *QueryStatsRequest) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
+}
+
+// QueryStatsResponse has one series for each group, direction and tin.
+type QueryStatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The series, in order of group, direction and tin.
+	Series []*StatsSeries `protobuf:"bytes,1,rep,name=series,proto3" json:"series,omitempty"`
+	// Length of one step.
+	Step          *durationpb.Duration `protobuf:"bytes,2,opt,name=step,proto3" json:"step,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QueryStatsResponse) Reset() {
+	*x = QueryStatsResponse{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QueryStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QueryStatsResponse) ProtoMessage() {}
+
+func (x *QueryStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QueryStatsResponse.ProtoReflect.Descriptor instead.
+func (*QueryStatsResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *QueryStatsResponse) GetSeries() []*StatsSeries {
+	if x != nil {
+		return x.Series
+	}
+	return nil
+}
+
+func (x *QueryStatsResponse) GetStep() *durationpb.Duration {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+// StatsSeries is how one group felt.
+type StatsSeries struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group.
+	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// "down" or "up"; empty for delays to hosts.
+	Direction string `protobuf:"bytes,2,opt,name=direction,proto3" json:"direction,omitempty"`
+	// The tin; empty: all of them.
+	Tin string `protobuf:"bytes,3,opt,name=tin,proto3" json:"tin,omitempty"`
+	// The steps in which there is something, in order.
+	Points []*StatsPoint `protobuf:"bytes,4,rep,name=points,proto3" json:"points,omitempty"`
+	// How full the line was when a delay to a host was measured: "idle", "light",
+	// "down", "up" or "both"; empty for sojourn times.
+	Load          string `protobuf:"bytes,5,opt,name=load,proto3" json:"load,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsSeries) Reset() {
+	*x = StatsSeries{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsSeries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsSeries) ProtoMessage() {}
+
+func (x *StatsSeries) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsSeries.ProtoReflect.Descriptor instead.
+func (*StatsSeries) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *StatsSeries) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *StatsSeries) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *StatsSeries) GetTin() string {
+	if x != nil {
+		return x.Tin
+	}
+	return ""
+}
+
+func (x *StatsSeries) GetPoints() []*StatsPoint {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
+func (x *StatsSeries) GetLoad() string {
+	if x != nil {
+		return x.Load
+	}
+	return ""
+}
+
+// StatsPoint is one step of a StatsSeries.
+type StatsPoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// End of the step.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Median of the sojourn times of all packets of all routers; absent: there
+	// were none.
+	P50 *durationpb.Duration `protobuf:"bytes,2,opt,name=p50,proto3" json:"p50,omitempty"`
+	// 90th percentile.
+	P90 *durationpb.Duration `protobuf:"bytes,3,opt,name=p90,proto3" json:"p90,omitempty"`
+	// 99th percentile.
+	P99 *durationpb.Duration `protobuf:"bytes,4,opt,name=p99,proto3" json:"p99,omitempty"`
+	// Upper bound of the largest.
+	Max *durationpb.Duration `protobuf:"bytes,5,opt,name=max,proto3" json:"max,omitempty"`
+	// Delivered, bits per second.
+	RateBps float64 `protobuf:"fixed64,6,opt,name=rate_bps,json=rateBps,proto3" json:"rate_bps,omitempty"`
+	// Delivered packets a second.
+	PacketsPerSecond float64 `protobuf:"fixed64,7,opt,name=packets_per_second,json=packetsPerSecond,proto3" json:"packets_per_second,omitempty"`
+	// Dropped packets a second.
+	DropsPerSecond float64 `protobuf:"fixed64,8,opt,name=drops_per_second,json=dropsPerSecond,proto3" json:"drops_per_second,omitempty"`
+	// Packets marked CE a second.
+	MarksPerSecond float64 `protobuf:"fixed64,9,opt,name=marks_per_second,json=marksPerSecond,proto3" json:"marks_per_second,omitempty"`
+	// What was delivered as a share of the shaped rates; only without tins.
+	Utilisation float64 `protobuf:"fixed64,10,opt,name=utilisation,proto3" json:"utilisation,omitempty"`
+	// Routers that used nine tenths of their rate or more, on average; only
+	// without tins.
+	SaturatedRouters float64 `protobuf:"fixed64,11,opt,name=saturated_routers,json=saturatedRouters,proto3" json:"saturated_routers,omitempty"`
+	// Routers that reported, on average; only without tins.
+	Routers float64 `protobuf:"fixed64,12,opt,name=routers,proto3" json:"routers,omitempty"`
+	// The sojourn times: buckets in which there was something, in order.
+	Sojourn []*StatsBucket `protobuf:"bytes,13,rep,name=sojourn,proto3" json:"sojourn,omitempty"`
+	// Echoes to a host without an answer. Those with one are counted in sojourn.
+	Lost          float64 `protobuf:"fixed64,14,opt,name=lost,proto3" json:"lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsPoint) Reset() {
+	*x = StatsPoint{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsPoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsPoint) ProtoMessage() {}
+
+func (x *StatsPoint) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsPoint.ProtoReflect.Descriptor instead.
+func (*StatsPoint) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *StatsPoint) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *StatsPoint) GetP50() *durationpb.Duration {
+	if x != nil {
+		return x.P50
+	}
+	return nil
+}
+
+func (x *StatsPoint) GetP90() *durationpb.Duration {
+	if x != nil {
+		return x.P90
+	}
+	return nil
+}
+
+func (x *StatsPoint) GetP99() *durationpb.Duration {
+	if x != nil {
+		return x.P99
+	}
+	return nil
+}
+
+func (x *StatsPoint) GetMax() *durationpb.Duration {
+	if x != nil {
+		return x.Max
+	}
+	return nil
+}
+
+func (x *StatsPoint) GetRateBps() float64 {
+	if x != nil {
+		return x.RateBps
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetPacketsPerSecond() float64 {
+	if x != nil {
+		return x.PacketsPerSecond
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetDropsPerSecond() float64 {
+	if x != nil {
+		return x.DropsPerSecond
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetMarksPerSecond() float64 {
+	if x != nil {
+		return x.MarksPerSecond
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetUtilisation() float64 {
+	if x != nil {
+		return x.Utilisation
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetSaturatedRouters() float64 {
+	if x != nil {
+		return x.SaturatedRouters
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetRouters() float64 {
+	if x != nil {
+		return x.Routers
+	}
+	return 0
+}
+
+func (x *StatsPoint) GetSojourn() []*StatsBucket {
+	if x != nil {
+		return x.Sojourn
+	}
+	return nil
+}
+
+func (x *StatsPoint) GetLost() float64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+// StatsBucket is one bucket of a histogram.
+type StatsBucket struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Upper bound of the bucket.
+	Upper *durationpb.Duration `protobuf:"bytes,1,opt,name=upper,proto3" json:"upper,omitempty"`
+	// Packets in it, of the step.
+	Packets       float64 `protobuf:"fixed64,2,opt,name=packets,proto3" json:"packets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StatsBucket) Reset() {
+	*x = StatsBucket{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StatsBucket) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StatsBucket) ProtoMessage() {}
+
+func (x *StatsBucket) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StatsBucket.ProtoReflect.Descriptor instead.
+func (*StatsBucket) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *StatsBucket) GetUpper() *durationpb.Duration {
+	if x != nil {
+		return x.Upper
+	}
+	return nil
+}
+
+func (x *StatsBucket) GetPackets() float64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+// ExplainRouterRequest asks why a line is slow.
+type ExplainRouterRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The router.
+	RouterId      string `protobuf:"bytes,1,opt,name=router_id,json=routerId,proto3" json:"router_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRouterRequest) Reset() {
+	*x = ExplainRouterRequest{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRouterRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRouterRequest) ProtoMessage() {}
+
+func (x *ExplainRouterRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRouterRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRouterRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ExplainRouterRequest) GetRouterId() string {
+	if x != nil {
+		return x.RouterId
+	}
+	return ""
+}
+
+// ExplainRouterResponse has the causes, the most likely first.
+type ExplainRouterResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least one.
+	Findings []*Finding `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	// What changed lately, newest first.
+	Changes []*RecentChange `protobuf:"bytes,2,rep,name=changes,proto3" json:"changes,omitempty"`
+	// Time that the figures are of.
+	Window *durationpb.Duration `protobuf:"bytes,3,opt,name=window,proto3" json:"window,omitempty"`
+	// Controllers that did not answer: routers that are connected to them are
+	// missing, or what is known of them is old.
+	SilentControllers []string `protobuf:"bytes,4,rep,name=silent_controllers,json=silentControllers,proto3" json:"silent_controllers,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ExplainRouterResponse) Reset() {
+	*x = ExplainRouterResponse{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRouterResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRouterResponse) ProtoMessage() {}
+
+func (x *ExplainRouterResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRouterResponse.ProtoReflect.Descriptor instead.
+func (*ExplainRouterResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ExplainRouterResponse) GetFindings() []*Finding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+func (x *ExplainRouterResponse) GetChanges() []*RecentChange {
+	if x != nil {
+		return x.Changes
+	}
+	return nil
+}
+
+func (x *ExplainRouterResponse) GetWindow() *durationpb.Duration {
+	if x != nil {
+		return x.Window
+	}
+	return nil
+}
+
+func (x *ExplainRouterResponse) GetSilentControllers() []string {
+	if x != nil {
+		return x.SilentControllers
+	}
+	return nil
+}
+
+// Finding is one cause of a slow line.
+type Finding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of "offline", "not-shaped", "not-applied", "cable", "cpu-bound",
+	// "plan-full", "upstream", "home" and "unknown".
+	Cause string `protobuf:"bytes,1,opt,name=cause,proto3" json:"cause,omitempty"`
+	// For people; says what to do.
+	Sentence string `protobuf:"bytes,2,opt,name=sentence,proto3" json:"sentence,omitempty"`
+	// The figures that show it.
+	Figures       []*Figure `protobuf:"bytes,3,rep,name=figures,proto3" json:"figures,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Finding) Reset() {
+	*x = Finding{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Finding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Finding) ProtoMessage() {}
+
+func (x *Finding) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Finding.ProtoReflect.Descriptor instead.
+func (*Finding) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *Finding) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Finding) GetSentence() string {
+	if x != nil {
+		return x.Sentence
+	}
+	return ""
+}
+
+func (x *Finding) GetFigures() []*Figure {
+	if x != nil {
+		return x.Figures
+	}
+	return nil
+}
+
+// Figure is one number that a finding rests on.
+type Figure struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it is of.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The number with its unit.
+	Value         string `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Figure) Reset() {
+	*x = Figure{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Figure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Figure) ProtoMessage() {}
+
+func (x *Figure) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Figure.ProtoReflect.Descriptor instead.
+func (*Figure) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Figure) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Figure) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// RecentChange is something that changed what a router should run or runs.
+type RecentChange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// A sentence.
+	What          string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecentChange) Reset() {
+	*x = RecentChange{}
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecentChange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecentChange) ProtoMessage() {}
+
+func (x *RecentChange) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecentChange.ProtoReflect.Descriptor instead.
+func (*RecentChange) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RecentChange) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *RecentChange) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
 }
 
 var File_cakefleet_v1_telemetry_proto protoreflect.FileDescriptor
@@ -1212,7 +2967,7 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x0eresident_bytes\x18\x02 \x01(\x04R\rresidentBytes\x12)\n" +
 	"\x10bypassed_packets\x18\x03 \x01(\x04R\x0fbypassedPackets\x12'\n" +
 	"\x0fqueue_overflows\x18\x04 \x01(\x04R\x0equeueOverflows\x12(\n" +
-	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\"\x96\x02\n" +
+	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\"\x87\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x121\n" +
@@ -1220,16 +2975,45 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x04down\x18\x04 \x01(\v2\x1c.cakefleet.v1.DirectionStatsR\x04down\x12,\n" +
 	"\x02up\x18\x05 \x01(\v2\x1c.cakefleet.v1.DirectionStatsR\x02up\x12.\n" +
 	"\x05agent\x18\x06 \x01(\v2\x18.cakefleet.v1.AgentStatsR\x05agent\x12\x14\n" +
-	"\x05since\x18\a \x01(\x04R\x05since\"4\n" +
+	"\x05since\x18\a \x01(\x04R\x05since\x12.\n" +
+	"\x05probe\x18\b \x01(\v2\x18.cakefleet.v1.ProbeStatsR\x05probe\x12)\n" +
+	"\x03wan\x18\t \x01(\v2\x17.cakefleet.v1.LinkStateR\x03wan\x12\x14\n" +
+	"\x05again\x18\n" +
+	" \x01(\tR\x05again\"\xb4\x02\n" +
+	"\n" +
+	"ProbeStats\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12,\n" +
+	"\x04idle\x18\x03 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x04idle\x12,\n" +
+	"\x04down\x18\x04 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x04down\x12(\n" +
+	"\x02up\x18\x05 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x02up\x12,\n" +
+	"\x04both\x18\x06 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x04both\x12.\n" +
+	"\x05light\x18\a \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x05light\x12\x14\n" +
+	"\x05error\x18\b \x01(\tR\x05error\"O\n" +
+	"\n" +
+	"ProbeDelay\x12-\n" +
+	"\x05delay\x18\x01 \x01(\v2\x17.cakefleet.v1.HistogramR\x05delay\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\xcf\x01\n" +
+	"\tLinkState\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x0e\n" +
+	"\x02up\x18\x03 \x01(\bR\x02up\x12\x18\n" +
+	"\acarrier\x18\x04 \x01(\bR\acarrier\x12\x1b\n" +
+	"\tspeed_bps\x18\x05 \x01(\x04R\bspeedBps\x12\x10\n" +
+	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12\x18\n" +
+	"\acomings\x18\a \x01(\x04R\acomings\x12%\n" +
+	"\x0ecarrier_losses\x18\b \x01(\x04R\rcarrierLosses\"4\n" +
 	"\x15GetRouterStatsRequest\x12\x1b\n" +
-	"\trouter_id\x18\x01 \x01(\tR\brouterId\"\xa5\x01\n" +
+	"\trouter_id\x18\x01 \x01(\tR\brouterId\"\xd4\x01\n" +
 	"\x16GetRouterStatsResponse\x12,\n" +
 	"\x06report\x18\x01 \x01(\v2\x14.cakefleet.v1.ReportR\x06report\x12?\n" +
 	"\rreceived_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\freceivedTime\x12\x1c\n" +
-	"\tconnected\x18\x03 \x01(\bR\tconnected\"\x16\n" +
-	"\x14ListPlanStatsRequest\"F\n" +
+	"\tconnected\x18\x03 \x01(\bR\tconnected\x12-\n" +
+	"\x12silent_controllers\x18\x04 \x03(\tR\x11silentControllers\"\x16\n" +
+	"\x14ListPlanStatsRequest\"u\n" +
 	"\x15ListPlanStatsResponse\x12-\n" +
-	"\x05plans\x18\x01 \x03(\v2\x17.cakefleet.v1.PlanStatsR\x05plans\"\xce\x01\n" +
+	"\x05plans\x18\x01 \x03(\v2\x17.cakefleet.v1.PlanStatsR\x05plans\x12-\n" +
+	"\x12silent_controllers\x18\x02 \x03(\tR\x11silentControllers\"\xce\x01\n" +
 	"\tPlanStats\x12\x12\n" +
 	"\x04plan\x18\x01 \x01(\tR\x04plan\x12\x18\n" +
 	"\arouters\x18\x02 \x01(\rR\arouters\x12\x1c\n" +
@@ -1245,10 +3029,128 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x05marks\x18\x04 \x01(\x04R\x05marks\x12\x19\n" +
 	"\brate_bps\x18\x05 \x01(\x04R\arateBps\x12!\n" +
 	"\fcapacity_bps\x18\x06 \x01(\x04R\vcapacityBps\x121\n" +
-	"\asojourn\x18\a \x01(\v2\x17.cakefleet.v1.HistogramR\asojourn2\xc9\x01\n" +
+	"\asojourn\x18\a \x01(\v2\x17.cakefleet.v1.HistogramR\asojourn\"r\n" +
+	"\x18ListRouterSamplesRequest\x12\x1b\n" +
+	"\trouter_id\x18\x01 \x01(\tR\brouterId\x129\n" +
+	"\n" +
+	"start_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\"\x80\x01\n" +
+	"\x19ListRouterSamplesResponse\x124\n" +
+	"\asamples\x18\x01 \x03(\v2\x1a.cakefleet.v1.RouterSampleR\asamples\x12-\n" +
+	"\x12silent_controllers\x18\x02 \x03(\tR\x11silentControllers\"\xd3\x02\n" +
+	"\fRouterSample\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
+	"\x04span\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04span\x124\n" +
+	"\bcpu_time\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\acpuTime\x12\x1a\n" +
+	"\brebooted\x18\x04 \x01(\bR\brebooted\x12\x1c\n" +
+	"\trestarted\x18\x05 \x01(\bR\trestarted\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\bR\x04lost\x121\n" +
+	"\x04down\x18\a \x01(\v2\x1d.cakefleet.v1.DirectionSampleR\x04down\x12-\n" +
+	"\x02up\x18\b \x01(\v2\x1d.cakefleet.v1.DirectionSampleR\x02up\"\xaa\x02\n" +
+	"\x0fDirectionSample\x12\x19\n" +
+	"\brate_bps\x18\x01 \x01(\x04R\arateBps\x12\x19\n" +
+	"\bload_bps\x18\x02 \x01(\x04R\aloadBps\x12#\n" +
+	"\rbacklog_bytes\x18\x03 \x01(\x04R\fbacklogBytes\x12\x18\n" +
+	"\apackets\x18\x04 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05drops\x18\x05 \x01(\x04R\x05drops\x12\x14\n" +
+	"\x05marks\x18\x06 \x01(\x04R\x05marks\x12:\n" +
+	"\vsojourn_p50\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"sojournP50\x12:\n" +
+	"\vsojourn_p99\x18\b \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"sojournP99\"\x8b\x01\n" +
+	"\x10ListWorstRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12%\n" +
+	"\x02by\x18\x02 \x01(\x0e2\x15.cakefleet.v1.WorstByR\x02by\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x05R\x05limit\x12\x12\n" +
+	"\x04plan\x18\x04 \x01(\tR\x04plan\x12\x12\n" +
+	"\x04site\x18\x05 \x01(\tR\x04site\"m\n" +
+	"\x11ListWorstResponse\x12)\n" +
+	"\x05worst\x18\x01 \x03(\v2\x13.cakefleet.v1.WorstR\x05worst\x12-\n" +
+	"\x12silent_controllers\x18\x02 \x03(\tR\x11silentControllers\"\x9c\x03\n" +
+	"\x05Worst\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04plan\x18\x02 \x01(\tR\x04plan\x12\x12\n" +
+	"\x04site\x18\x03 \x01(\tR\x04site\x12\x1c\n" +
+	"\tdirection\x18\x04 \x01(\tR\tdirection\x12\x16\n" +
+	"\x06figure\x18\x05 \x01(\x01R\x06figure\x12:\n" +
+	"\vsojourn_p50\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"sojournP50\x12:\n" +
+	"\vsojourn_p99\x18\a \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"sojournP99\x12\x19\n" +
+	"\bload_bps\x18\b \x01(\x04R\aloadBps\x12\x1d\n" +
+	"\n" +
+	"shaped_bps\x18\t \x01(\x04R\tshapedBps\x12(\n" +
+	"\x10drops_per_second\x18\n" +
+	" \x01(\x01R\x0edropsPerSecond\x12\x18\n" +
+	"\arouters\x18\v \x01(\rR\arouters\x12+\n" +
+	"\x11saturated_routers\x18\f \x01(\rR\x10saturatedRouters\"\x91\x02\n" +
+	"\x11QueryStatsRequest\x12\x19\n" +
+	"\bgroup_by\x18\x01 \x01(\tR\agroupBy\x12\x16\n" +
+	"\x06groups\x18\x02 \x03(\tR\x06groups\x129\n" +
+	"\n" +
+	"start_time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tstartTime\x125\n" +
+	"\bend_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\aendTime\x12-\n" +
+	"\x04step\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04step\x12\x12\n" +
+	"\x04tins\x18\x06 \x01(\bR\x04tins\x12\x14\n" +
+	"\x05probe\x18\a \x01(\bR\x05probe\"v\n" +
+	"\x12QueryStatsResponse\x121\n" +
+	"\x06series\x18\x01 \x03(\v2\x19.cakefleet.v1.StatsSeriesR\x06series\x12-\n" +
+	"\x04step\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04step\"\x99\x01\n" +
+	"\vStatsSeries\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1c\n" +
+	"\tdirection\x18\x02 \x01(\tR\tdirection\x12\x10\n" +
+	"\x03tin\x18\x03 \x01(\tR\x03tin\x120\n" +
+	"\x06points\x18\x04 \x03(\v2\x18.cakefleet.v1.StatsPointR\x06points\x12\x12\n" +
+	"\x04load\x18\x05 \x01(\tR\x04load\"\xbf\x04\n" +
+	"\n" +
+	"StatsPoint\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12+\n" +
+	"\x03p50\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03p50\x12+\n" +
+	"\x03p90\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03p90\x12+\n" +
+	"\x03p99\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03p99\x12+\n" +
+	"\x03max\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03max\x12\x19\n" +
+	"\brate_bps\x18\x06 \x01(\x01R\arateBps\x12,\n" +
+	"\x12packets_per_second\x18\a \x01(\x01R\x10packetsPerSecond\x12(\n" +
+	"\x10drops_per_second\x18\b \x01(\x01R\x0edropsPerSecond\x12(\n" +
+	"\x10marks_per_second\x18\t \x01(\x01R\x0emarksPerSecond\x12 \n" +
+	"\vutilisation\x18\n" +
+	" \x01(\x01R\vutilisation\x12+\n" +
+	"\x11saturated_routers\x18\v \x01(\x01R\x10saturatedRouters\x12\x18\n" +
+	"\arouters\x18\f \x01(\x01R\arouters\x123\n" +
+	"\asojourn\x18\r \x03(\v2\x19.cakefleet.v1.StatsBucketR\asojourn\x12\x12\n" +
+	"\x04lost\x18\x0e \x01(\x01R\x04lost\"X\n" +
+	"\vStatsBucket\x12/\n" +
+	"\x05upper\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05upper\x12\x18\n" +
+	"\apackets\x18\x02 \x01(\x01R\apackets\"3\n" +
+	"\x14ExplainRouterRequest\x12\x1b\n" +
+	"\trouter_id\x18\x01 \x01(\tR\brouterId\"\xe2\x01\n" +
+	"\x15ExplainRouterResponse\x121\n" +
+	"\bfindings\x18\x01 \x03(\v2\x15.cakefleet.v1.FindingR\bfindings\x124\n" +
+	"\achanges\x18\x02 \x03(\v2\x1a.cakefleet.v1.RecentChangeR\achanges\x121\n" +
+	"\x06window\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06window\x12-\n" +
+	"\x12silent_controllers\x18\x04 \x03(\tR\x11silentControllers\"k\n" +
+	"\aFinding\x12\x14\n" +
+	"\x05cause\x18\x01 \x01(\tR\x05cause\x12\x1a\n" +
+	"\bsentence\x18\x02 \x01(\tR\bsentence\x12.\n" +
+	"\afigures\x18\x03 \x03(\v2\x14.cakefleet.v1.FigureR\afigures\"2\n" +
+	"\x06Figure\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"R\n" +
+	"\fRecentChange\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what*d\n" +
+	"\aWorstBy\x12\x18\n" +
+	"\x14WORST_BY_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eWORST_BY_DELAY\x10\x01\x12\x12\n" +
+	"\x0eWORST_BY_DROPS\x10\x02\x12\x17\n" +
+	"\x13WORST_BY_SATURATION\x10\x032\xa8\x04\n" +
 	"\x10TelemetryService\x12[\n" +
 	"\x0eGetRouterStats\x12#.cakefleet.v1.GetRouterStatsRequest\x1a$.cakefleet.v1.GetRouterStatsResponse\x12X\n" +
-	"\rListPlanStats\x12\".cakefleet.v1.ListPlanStatsRequest\x1a#.cakefleet.v1.ListPlanStatsResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
+	"\rListPlanStats\x12\".cakefleet.v1.ListPlanStatsRequest\x1a#.cakefleet.v1.ListPlanStatsResponse\x12d\n" +
+	"\x11ListRouterSamples\x12&.cakefleet.v1.ListRouterSamplesRequest\x1a'.cakefleet.v1.ListRouterSamplesResponse\x12L\n" +
+	"\tListWorst\x12\x1e.cakefleet.v1.ListWorstRequest\x1a\x1f.cakefleet.v1.ListWorstResponse\x12O\n" +
+	"\n" +
+	"QueryStats\x12\x1f.cakefleet.v1.QueryStatsRequest\x1a .cakefleet.v1.QueryStatsResponse\x12X\n" +
+	"\rExplainRouter\x12\".cakefleet.v1.ExplainRouterRequest\x1a#.cakefleet.v1.ExplainRouterResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
 
 var (
 	file_cakefleet_v1_telemetry_proto_rawDescOnce sync.Once
@@ -1262,47 +3164,116 @@ func file_cakefleet_v1_telemetry_proto_rawDescGZIP() []byte {
 	return file_cakefleet_v1_telemetry_proto_rawDescData
 }
 
-var file_cakefleet_v1_telemetry_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_cakefleet_v1_telemetry_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_cakefleet_v1_telemetry_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_cakefleet_v1_telemetry_proto_goTypes = []any{
-	(*Histogram)(nil),              // 0: cakefleet.v1.Histogram
-	(*TinStats)(nil),               // 1: cakefleet.v1.TinStats
-	(*DirectionStats)(nil),         // 2: cakefleet.v1.DirectionStats
-	(*AgentStats)(nil),             // 3: cakefleet.v1.AgentStats
-	(*Report)(nil),                 // 4: cakefleet.v1.Report
-	(*GetRouterStatsRequest)(nil),  // 5: cakefleet.v1.GetRouterStatsRequest
-	(*GetRouterStatsResponse)(nil), // 6: cakefleet.v1.GetRouterStatsResponse
-	(*ListPlanStatsRequest)(nil),   // 7: cakefleet.v1.ListPlanStatsRequest
-	(*ListPlanStatsResponse)(nil),  // 8: cakefleet.v1.ListPlanStatsResponse
-	(*PlanStats)(nil),              // 9: cakefleet.v1.PlanStats
-	(*DirectionSums)(nil),          // 10: cakefleet.v1.DirectionSums
-	(*Shaping)(nil),                // 11: cakefleet.v1.Shaping
-	(*durationpb.Duration)(nil),    // 12: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 13: google.protobuf.Timestamp
+	(WorstBy)(0),                      // 0: cakefleet.v1.WorstBy
+	(*Histogram)(nil),                 // 1: cakefleet.v1.Histogram
+	(*TinStats)(nil),                  // 2: cakefleet.v1.TinStats
+	(*DirectionStats)(nil),            // 3: cakefleet.v1.DirectionStats
+	(*AgentStats)(nil),                // 4: cakefleet.v1.AgentStats
+	(*Report)(nil),                    // 5: cakefleet.v1.Report
+	(*ProbeStats)(nil),                // 6: cakefleet.v1.ProbeStats
+	(*ProbeDelay)(nil),                // 7: cakefleet.v1.ProbeDelay
+	(*LinkState)(nil),                 // 8: cakefleet.v1.LinkState
+	(*GetRouterStatsRequest)(nil),     // 9: cakefleet.v1.GetRouterStatsRequest
+	(*GetRouterStatsResponse)(nil),    // 10: cakefleet.v1.GetRouterStatsResponse
+	(*ListPlanStatsRequest)(nil),      // 11: cakefleet.v1.ListPlanStatsRequest
+	(*ListPlanStatsResponse)(nil),     // 12: cakefleet.v1.ListPlanStatsResponse
+	(*PlanStats)(nil),                 // 13: cakefleet.v1.PlanStats
+	(*DirectionSums)(nil),             // 14: cakefleet.v1.DirectionSums
+	(*ListRouterSamplesRequest)(nil),  // 15: cakefleet.v1.ListRouterSamplesRequest
+	(*ListRouterSamplesResponse)(nil), // 16: cakefleet.v1.ListRouterSamplesResponse
+	(*RouterSample)(nil),              // 17: cakefleet.v1.RouterSample
+	(*DirectionSample)(nil),           // 18: cakefleet.v1.DirectionSample
+	(*ListWorstRequest)(nil),          // 19: cakefleet.v1.ListWorstRequest
+	(*ListWorstResponse)(nil),         // 20: cakefleet.v1.ListWorstResponse
+	(*Worst)(nil),                     // 21: cakefleet.v1.Worst
+	(*QueryStatsRequest)(nil),         // 22: cakefleet.v1.QueryStatsRequest
+	(*QueryStatsResponse)(nil),        // 23: cakefleet.v1.QueryStatsResponse
+	(*StatsSeries)(nil),               // 24: cakefleet.v1.StatsSeries
+	(*StatsPoint)(nil),                // 25: cakefleet.v1.StatsPoint
+	(*StatsBucket)(nil),               // 26: cakefleet.v1.StatsBucket
+	(*ExplainRouterRequest)(nil),      // 27: cakefleet.v1.ExplainRouterRequest
+	(*ExplainRouterResponse)(nil),     // 28: cakefleet.v1.ExplainRouterResponse
+	(*Finding)(nil),                   // 29: cakefleet.v1.Finding
+	(*Figure)(nil),                    // 30: cakefleet.v1.Figure
+	(*RecentChange)(nil),              // 31: cakefleet.v1.RecentChange
+	(*Shaping)(nil),                   // 32: cakefleet.v1.Shaping
+	(*durationpb.Duration)(nil),       // 33: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 34: google.protobuf.Timestamp
 }
 var file_cakefleet_v1_telemetry_proto_depIdxs = []int32{
-	0,  // 0: cakefleet.v1.TinStats.sojourn:type_name -> cakefleet.v1.Histogram
-	11, // 1: cakefleet.v1.DirectionStats.shaping:type_name -> cakefleet.v1.Shaping
-	1,  // 2: cakefleet.v1.DirectionStats.tins:type_name -> cakefleet.v1.TinStats
-	12, // 3: cakefleet.v1.AgentStats.cpu_time:type_name -> google.protobuf.Duration
-	12, // 4: cakefleet.v1.Report.uptime:type_name -> google.protobuf.Duration
-	2,  // 5: cakefleet.v1.Report.down:type_name -> cakefleet.v1.DirectionStats
-	2,  // 6: cakefleet.v1.Report.up:type_name -> cakefleet.v1.DirectionStats
-	3,  // 7: cakefleet.v1.Report.agent:type_name -> cakefleet.v1.AgentStats
-	4,  // 8: cakefleet.v1.GetRouterStatsResponse.report:type_name -> cakefleet.v1.Report
-	13, // 9: cakefleet.v1.GetRouterStatsResponse.received_time:type_name -> google.protobuf.Timestamp
-	9,  // 10: cakefleet.v1.ListPlanStatsResponse.plans:type_name -> cakefleet.v1.PlanStats
-	10, // 11: cakefleet.v1.PlanStats.down:type_name -> cakefleet.v1.DirectionSums
-	10, // 12: cakefleet.v1.PlanStats.up:type_name -> cakefleet.v1.DirectionSums
-	0,  // 13: cakefleet.v1.DirectionSums.sojourn:type_name -> cakefleet.v1.Histogram
-	5,  // 14: cakefleet.v1.TelemetryService.GetRouterStats:input_type -> cakefleet.v1.GetRouterStatsRequest
-	7,  // 15: cakefleet.v1.TelemetryService.ListPlanStats:input_type -> cakefleet.v1.ListPlanStatsRequest
-	6,  // 16: cakefleet.v1.TelemetryService.GetRouterStats:output_type -> cakefleet.v1.GetRouterStatsResponse
-	8,  // 17: cakefleet.v1.TelemetryService.ListPlanStats:output_type -> cakefleet.v1.ListPlanStatsResponse
-	16, // [16:18] is the sub-list for method output_type
-	14, // [14:16] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	1,  // 0: cakefleet.v1.TinStats.sojourn:type_name -> cakefleet.v1.Histogram
+	32, // 1: cakefleet.v1.DirectionStats.shaping:type_name -> cakefleet.v1.Shaping
+	2,  // 2: cakefleet.v1.DirectionStats.tins:type_name -> cakefleet.v1.TinStats
+	33, // 3: cakefleet.v1.AgentStats.cpu_time:type_name -> google.protobuf.Duration
+	33, // 4: cakefleet.v1.Report.uptime:type_name -> google.protobuf.Duration
+	3,  // 5: cakefleet.v1.Report.down:type_name -> cakefleet.v1.DirectionStats
+	3,  // 6: cakefleet.v1.Report.up:type_name -> cakefleet.v1.DirectionStats
+	4,  // 7: cakefleet.v1.Report.agent:type_name -> cakefleet.v1.AgentStats
+	6,  // 8: cakefleet.v1.Report.probe:type_name -> cakefleet.v1.ProbeStats
+	8,  // 9: cakefleet.v1.Report.wan:type_name -> cakefleet.v1.LinkState
+	7,  // 10: cakefleet.v1.ProbeStats.idle:type_name -> cakefleet.v1.ProbeDelay
+	7,  // 11: cakefleet.v1.ProbeStats.down:type_name -> cakefleet.v1.ProbeDelay
+	7,  // 12: cakefleet.v1.ProbeStats.up:type_name -> cakefleet.v1.ProbeDelay
+	7,  // 13: cakefleet.v1.ProbeStats.both:type_name -> cakefleet.v1.ProbeDelay
+	7,  // 14: cakefleet.v1.ProbeStats.light:type_name -> cakefleet.v1.ProbeDelay
+	1,  // 15: cakefleet.v1.ProbeDelay.delay:type_name -> cakefleet.v1.Histogram
+	5,  // 16: cakefleet.v1.GetRouterStatsResponse.report:type_name -> cakefleet.v1.Report
+	34, // 17: cakefleet.v1.GetRouterStatsResponse.received_time:type_name -> google.protobuf.Timestamp
+	13, // 18: cakefleet.v1.ListPlanStatsResponse.plans:type_name -> cakefleet.v1.PlanStats
+	14, // 19: cakefleet.v1.PlanStats.down:type_name -> cakefleet.v1.DirectionSums
+	14, // 20: cakefleet.v1.PlanStats.up:type_name -> cakefleet.v1.DirectionSums
+	1,  // 21: cakefleet.v1.DirectionSums.sojourn:type_name -> cakefleet.v1.Histogram
+	34, // 22: cakefleet.v1.ListRouterSamplesRequest.start_time:type_name -> google.protobuf.Timestamp
+	17, // 23: cakefleet.v1.ListRouterSamplesResponse.samples:type_name -> cakefleet.v1.RouterSample
+	34, // 24: cakefleet.v1.RouterSample.time:type_name -> google.protobuf.Timestamp
+	33, // 25: cakefleet.v1.RouterSample.span:type_name -> google.protobuf.Duration
+	33, // 26: cakefleet.v1.RouterSample.cpu_time:type_name -> google.protobuf.Duration
+	18, // 27: cakefleet.v1.RouterSample.down:type_name -> cakefleet.v1.DirectionSample
+	18, // 28: cakefleet.v1.RouterSample.up:type_name -> cakefleet.v1.DirectionSample
+	33, // 29: cakefleet.v1.DirectionSample.sojourn_p50:type_name -> google.protobuf.Duration
+	33, // 30: cakefleet.v1.DirectionSample.sojourn_p99:type_name -> google.protobuf.Duration
+	0,  // 31: cakefleet.v1.ListWorstRequest.by:type_name -> cakefleet.v1.WorstBy
+	21, // 32: cakefleet.v1.ListWorstResponse.worst:type_name -> cakefleet.v1.Worst
+	33, // 33: cakefleet.v1.Worst.sojourn_p50:type_name -> google.protobuf.Duration
+	33, // 34: cakefleet.v1.Worst.sojourn_p99:type_name -> google.protobuf.Duration
+	34, // 35: cakefleet.v1.QueryStatsRequest.start_time:type_name -> google.protobuf.Timestamp
+	34, // 36: cakefleet.v1.QueryStatsRequest.end_time:type_name -> google.protobuf.Timestamp
+	33, // 37: cakefleet.v1.QueryStatsRequest.step:type_name -> google.protobuf.Duration
+	24, // 38: cakefleet.v1.QueryStatsResponse.series:type_name -> cakefleet.v1.StatsSeries
+	33, // 39: cakefleet.v1.QueryStatsResponse.step:type_name -> google.protobuf.Duration
+	25, // 40: cakefleet.v1.StatsSeries.points:type_name -> cakefleet.v1.StatsPoint
+	34, // 41: cakefleet.v1.StatsPoint.time:type_name -> google.protobuf.Timestamp
+	33, // 42: cakefleet.v1.StatsPoint.p50:type_name -> google.protobuf.Duration
+	33, // 43: cakefleet.v1.StatsPoint.p90:type_name -> google.protobuf.Duration
+	33, // 44: cakefleet.v1.StatsPoint.p99:type_name -> google.protobuf.Duration
+	33, // 45: cakefleet.v1.StatsPoint.max:type_name -> google.protobuf.Duration
+	26, // 46: cakefleet.v1.StatsPoint.sojourn:type_name -> cakefleet.v1.StatsBucket
+	33, // 47: cakefleet.v1.StatsBucket.upper:type_name -> google.protobuf.Duration
+	29, // 48: cakefleet.v1.ExplainRouterResponse.findings:type_name -> cakefleet.v1.Finding
+	31, // 49: cakefleet.v1.ExplainRouterResponse.changes:type_name -> cakefleet.v1.RecentChange
+	33, // 50: cakefleet.v1.ExplainRouterResponse.window:type_name -> google.protobuf.Duration
+	30, // 51: cakefleet.v1.Finding.figures:type_name -> cakefleet.v1.Figure
+	34, // 52: cakefleet.v1.RecentChange.time:type_name -> google.protobuf.Timestamp
+	9,  // 53: cakefleet.v1.TelemetryService.GetRouterStats:input_type -> cakefleet.v1.GetRouterStatsRequest
+	11, // 54: cakefleet.v1.TelemetryService.ListPlanStats:input_type -> cakefleet.v1.ListPlanStatsRequest
+	15, // 55: cakefleet.v1.TelemetryService.ListRouterSamples:input_type -> cakefleet.v1.ListRouterSamplesRequest
+	19, // 56: cakefleet.v1.TelemetryService.ListWorst:input_type -> cakefleet.v1.ListWorstRequest
+	22, // 57: cakefleet.v1.TelemetryService.QueryStats:input_type -> cakefleet.v1.QueryStatsRequest
+	27, // 58: cakefleet.v1.TelemetryService.ExplainRouter:input_type -> cakefleet.v1.ExplainRouterRequest
+	10, // 59: cakefleet.v1.TelemetryService.GetRouterStats:output_type -> cakefleet.v1.GetRouterStatsResponse
+	12, // 60: cakefleet.v1.TelemetryService.ListPlanStats:output_type -> cakefleet.v1.ListPlanStatsResponse
+	16, // 61: cakefleet.v1.TelemetryService.ListRouterSamples:output_type -> cakefleet.v1.ListRouterSamplesResponse
+	20, // 62: cakefleet.v1.TelemetryService.ListWorst:output_type -> cakefleet.v1.ListWorstResponse
+	23, // 63: cakefleet.v1.TelemetryService.QueryStats:output_type -> cakefleet.v1.QueryStatsResponse
+	28, // 64: cakefleet.v1.TelemetryService.ExplainRouter:output_type -> cakefleet.v1.ExplainRouterResponse
+	59, // [59:65] is the sub-list for method output_type
+	53, // [53:59] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_telemetry_proto_init() }
@@ -1316,13 +3287,14 @@ func file_cakefleet_v1_telemetry_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_telemetry_proto_rawDesc), len(file_cakefleet_v1_telemetry_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   11,
+			NumEnums:      1,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_cakefleet_v1_telemetry_proto_goTypes,
 		DependencyIndexes: file_cakefleet_v1_telemetry_proto_depIdxs,
+		EnumInfos:         file_cakefleet_v1_telemetry_proto_enumTypes,
 		MessageInfos:      file_cakefleet_v1_telemetry_proto_msgTypes,
 	}.Build()
 	File_cakefleet_v1_telemetry_proto = out.File

@@ -19,8 +19,12 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	TelemetryService_GetRouterStats_FullMethodName = "/cakefleet.v1.TelemetryService/GetRouterStats"
-	TelemetryService_ListPlanStats_FullMethodName  = "/cakefleet.v1.TelemetryService/ListPlanStats"
+	TelemetryService_GetRouterStats_FullMethodName    = "/cakefleet.v1.TelemetryService/GetRouterStats"
+	TelemetryService_ListPlanStats_FullMethodName     = "/cakefleet.v1.TelemetryService/ListPlanStats"
+	TelemetryService_ListRouterSamples_FullMethodName = "/cakefleet.v1.TelemetryService/ListRouterSamples"
+	TelemetryService_ListWorst_FullMethodName         = "/cakefleet.v1.TelemetryService/ListWorst"
+	TelemetryService_QueryStats_FullMethodName        = "/cakefleet.v1.TelemetryService/QueryStats"
+	TelemetryService_ExplainRouter_FullMethodName     = "/cakefleet.v1.TelemetryService/ExplainRouter"
 )
 
 // TelemetryServiceClient is the client API for TelemetryService service.
@@ -33,6 +37,15 @@ type TelemetryServiceClient interface {
 	GetRouterStats(ctx context.Context, in *GetRouterStatsRequest, opts ...grpc.CallOption) (*GetRouterStatsResponse, error)
 	// ListPlanStats returns sums over the routers of each plan.
 	ListPlanStats(ctx context.Context, in *ListPlanStatsRequest, opts ...grpc.CallOption) (*ListPlanStatsResponse, error)
+	// ListRouterSamples returns what one router counted from report to report,
+	// at most the last 15 minutes.
+	ListRouterSamples(ctx context.Context, in *ListRouterSamplesRequest, opts ...grpc.CallOption) (*ListRouterSamplesResponse, error)
+	// ListWorst returns the routers or groups of routers that suffer most now.
+	ListWorst(ctx context.Context, in *ListWorstRequest, opts ...grpc.CallOption) (*ListWorstResponse, error)
+	// QueryStats returns how groups of routers felt over time, from the history.
+	QueryStats(ctx context.Context, in *QueryStatsRequest, opts ...grpc.CallOption) (*QueryStatsResponse, error)
+	// ExplainRouter says why a line is slow, with the figures that show it.
+	ExplainRouter(ctx context.Context, in *ExplainRouterRequest, opts ...grpc.CallOption) (*ExplainRouterResponse, error)
 }
 
 type telemetryServiceClient struct {
@@ -63,6 +76,46 @@ func (c *telemetryServiceClient) ListPlanStats(ctx context.Context, in *ListPlan
 	return out, nil
 }
 
+func (c *telemetryServiceClient) ListRouterSamples(ctx context.Context, in *ListRouterSamplesRequest, opts ...grpc.CallOption) (*ListRouterSamplesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListRouterSamplesResponse)
+	err := c.cc.Invoke(ctx, TelemetryService_ListRouterSamples_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *telemetryServiceClient) ListWorst(ctx context.Context, in *ListWorstRequest, opts ...grpc.CallOption) (*ListWorstResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListWorstResponse)
+	err := c.cc.Invoke(ctx, TelemetryService_ListWorst_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *telemetryServiceClient) QueryStats(ctx context.Context, in *QueryStatsRequest, opts ...grpc.CallOption) (*QueryStatsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(QueryStatsResponse)
+	err := c.cc.Invoke(ctx, TelemetryService_QueryStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *telemetryServiceClient) ExplainRouter(ctx context.Context, in *ExplainRouterRequest, opts ...grpc.CallOption) (*ExplainRouterResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainRouterResponse)
+	err := c.cc.Invoke(ctx, TelemetryService_ExplainRouter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TelemetryServiceServer is the server API for TelemetryService service.
 // All implementations must embed UnimplementedTelemetryServiceServer
 // for forward compatibility.
@@ -73,6 +126,15 @@ type TelemetryServiceServer interface {
 	GetRouterStats(context.Context, *GetRouterStatsRequest) (*GetRouterStatsResponse, error)
 	// ListPlanStats returns sums over the routers of each plan.
 	ListPlanStats(context.Context, *ListPlanStatsRequest) (*ListPlanStatsResponse, error)
+	// ListRouterSamples returns what one router counted from report to report,
+	// at most the last 15 minutes.
+	ListRouterSamples(context.Context, *ListRouterSamplesRequest) (*ListRouterSamplesResponse, error)
+	// ListWorst returns the routers or groups of routers that suffer most now.
+	ListWorst(context.Context, *ListWorstRequest) (*ListWorstResponse, error)
+	// QueryStats returns how groups of routers felt over time, from the history.
+	QueryStats(context.Context, *QueryStatsRequest) (*QueryStatsResponse, error)
+	// ExplainRouter says why a line is slow, with the figures that show it.
+	ExplainRouter(context.Context, *ExplainRouterRequest) (*ExplainRouterResponse, error)
 	mustEmbedUnimplementedTelemetryServiceServer()
 }
 
@@ -88,6 +150,18 @@ func (UnimplementedTelemetryServiceServer) GetRouterStats(context.Context, *GetR
 }
 func (UnimplementedTelemetryServiceServer) ListPlanStats(context.Context, *ListPlanStatsRequest) (*ListPlanStatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPlanStats not implemented")
+}
+func (UnimplementedTelemetryServiceServer) ListRouterSamples(context.Context, *ListRouterSamplesRequest) (*ListRouterSamplesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListRouterSamples not implemented")
+}
+func (UnimplementedTelemetryServiceServer) ListWorst(context.Context, *ListWorstRequest) (*ListWorstResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListWorst not implemented")
+}
+func (UnimplementedTelemetryServiceServer) QueryStats(context.Context, *QueryStatsRequest) (*QueryStatsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method QueryStats not implemented")
+}
+func (UnimplementedTelemetryServiceServer) ExplainRouter(context.Context, *ExplainRouterRequest) (*ExplainRouterResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainRouter not implemented")
 }
 func (UnimplementedTelemetryServiceServer) mustEmbedUnimplementedTelemetryServiceServer() {}
 func (UnimplementedTelemetryServiceServer) testEmbeddedByValue()                          {}
@@ -146,6 +220,78 @@ func _TelemetryService_ListPlanStats_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TelemetryService_ListRouterSamples_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListRouterSamplesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TelemetryServiceServer).ListRouterSamples(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TelemetryService_ListRouterSamples_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TelemetryServiceServer).ListRouterSamples(ctx, req.(*ListRouterSamplesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TelemetryService_ListWorst_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListWorstRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TelemetryServiceServer).ListWorst(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TelemetryService_ListWorst_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TelemetryServiceServer).ListWorst(ctx, req.(*ListWorstRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TelemetryService_QueryStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(QueryStatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TelemetryServiceServer).QueryStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TelemetryService_QueryStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TelemetryServiceServer).QueryStats(ctx, req.(*QueryStatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TelemetryService_ExplainRouter_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRouterRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TelemetryServiceServer).ExplainRouter(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TelemetryService_ExplainRouter_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TelemetryServiceServer).ExplainRouter(ctx, req.(*ExplainRouterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // TelemetryService_ServiceDesc is the grpc.ServiceDesc for TelemetryService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -160,6 +306,22 @@ var TelemetryService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListPlanStats",
 			Handler:    _TelemetryService_ListPlanStats_Handler,
+		},
+		{
+			MethodName: "ListRouterSamples",
+			Handler:    _TelemetryService_ListRouterSamples_Handler,
+		},
+		{
+			MethodName: "ListWorst",
+			Handler:    _TelemetryService_ListWorst_Handler,
+		},
+		{
+			MethodName: "QueryStats",
+			Handler:    _TelemetryService_QueryStats_Handler,
+		},
+		{
+			MethodName: "ExplainRouter",
+			Handler:    _TelemetryService_ExplainRouter_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
