@@ -10,13 +10,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cakefleet/cakefleet/agent/identity"
 	"github.com/cakefleet/cakefleet/agent/outbox"
+	"github.com/cakefleet/cakefleet/agent/probe"
 	"github.com/cakefleet/cakefleet/agent/session"
+	"github.com/cakefleet/cakefleet/agent/state"
+	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
 // Waits between two attempts to get an identity. Evenly spread between the
@@ -34,6 +38,10 @@ type Agent struct {
 	outbox *outbox.Outbox
 	runner *runner
 	report *reporter
+	prober *probe.Prober // nil: there is no interface to bind to
+
+	certificate atomic.Pointer[plan.Condition] // nil: nothing is known of it yet
+	asking      asking                         // of talk
 }
 
 // New returns an agent that has touched nothing yet.
@@ -52,7 +60,14 @@ func New(cfg Config) (*Agent, error) {
 		outbox: outbox.New(),
 	}
 	a.runner = newRunner(cfg, a.clock, a.outbox)
-	a.report = newReporter(a.boot, cfg.Dataplane)
+	a.runner.certificate = &a.certificate
+	if cfg.Interface != nil {
+		a.prober = probe.New(probe.Config{Interface: cfg.Interface.Device().Name, Rates: a.runner.rates, Logger: cfg.Logger.Named("probe")})
+	}
+	if cfg.Probe != "" && cfg.Probe != plan.ProbeOff {
+		a.setProbe(plan.Probe{Host: cfg.Probe, Interval: cfg.ProbeInterval})
+	}
+	a.report = newReporter(a.boot, cfg.Dataplane, cfg.Interface, a.prober)
 	return a, nil
 }
 
@@ -74,24 +89,41 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	} else if !info.IsDir() {
 		return fmt.Errorf("state directory %s: not a directory", a.cfg.StateDir)
 	}
+	lock, err := state.Lock(a.cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
 	a.runner.start(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.runner.run(ctx) })
 	g.Go(func() error { return a.talk(ctx) })
+	if a.prober != nil {
+		g.Go(func() error { return a.prober.Run(ctx) })
+	}
 	return g.Wait()
 }
 
-// talk gets an identity and keeps the session.
+// talk gets an identity and keeps the session, anew with every identity.
 func (a *Agent) talk(ctx context.Context) error {
-	id := a.identify(ctx)
-	if id == nil {
-		return nil
+	for id := a.identify(ctx); id != nil; {
+		var err error
+		if id, err = a.talkAs(ctx, id); err != nil {
+			return err
+		}
 	}
+	return nil
+}
+
+// talkAs keeps the session until ctx ends or there is another identity, which
+// it returns.
+func (a *Agent) talkAs(ctx context.Context, id *identity.Identity) (*identity.Identity, error) {
+	keeper := newKeeper(a, id)
 	a.cfg.Logger.Info("identity is known", "router", id.RouterID, "valid-until", id.Leaf.NotAfter)
 	a.clock.Raise(id.Leaf.NotBefore)
-	return session.New(session.Config{
+	err := session.New(session.Config{
 		Address: a.cfg.Controller,
-		TLS:     id.TLS(a.clock),
+		TLS:     identity.TLS(a.clock, id.Authority, keeper.id.Load),
 		Logger:  a.cfg.Logger.Named("session"),
 		Hello: session.Hello{
 			RouterID:     id.RouterID,
@@ -105,8 +137,26 @@ func (a *Agent) talk(ctx context.Context) error {
 		Status:    a.runner.current,
 		Report:    a.report.next,
 		Deliver:   a.runner.deliver,
+		Probe:     a.probeFromController,
 		Reached:   a.runner.controllerReached,
 		Clock:     a.clock.Compare,
-		Handshake: func(err error) bool { return id.LearnTime(err, a.clock) },
+		Handshake: keeper.handshake,
+		Ended:     keeper.ended,
+		Renewal:   keeper,
 	}).Run(ctx)
+	return keeper.next, err
+}
+
+func (a *Agent) setProbe(p plan.Probe) {
+	if a.prober != nil {
+		a.prober.Set(p)
+	}
+}
+
+// probeFromController measures what the controller says, unless the router has
+// a word of its own. What is measured goes on while there is no controller.
+func (a *Agent) probeFromController(p plan.Probe) {
+	if a.cfg.Probe == "" {
+		a.setProbe(p)
+	}
 }

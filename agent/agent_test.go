@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -175,7 +176,7 @@ func TestEnrolApplyReportStop(t *testing.T) {
 }
 
 // fleet.md 54: unlimited and nothing at all are answers like any other.
-func TestUnlimitedAndClear(t *testing.T) {
+func TestFleet054_UnlimitedAndClear(t *testing.T) {
 	c := sessiontest.Start(t, sessiontest.Config{})
 	r := newRouter(t, c.Address, c.AddToken("r1"))
 	r.cfg.MaxRate = 50e6
@@ -196,7 +197,7 @@ func TestUnlimitedAndClear(t *testing.T) {
 	}
 }
 
-func TestRejectionsKeepWhatRuns(t *testing.T) {
+func TestFleet050_RejectionsKeepWhatRuns(t *testing.T) {
 	c := sessiontest.Start(t, sessiontest.Config{})
 	r := newRouter(t, c.Address, c.AddToken("r1"))
 	r.cfg.MaxRate = 100e6
@@ -405,7 +406,7 @@ func TestConfirmedByProbe(t *testing.T) {
 
 // fleet.md 56: a token that was used long ago stays in the configuration; the
 // certificate wins and nothing is deleted.
-func TestCertificateWinsOverToken(t *testing.T) {
+func TestFleet056_CertificateWinsOverToken(t *testing.T) {
 	c := sessiontest.Start(t, sessiontest.Config{})
 	r := newRouter(t, c.Address, c.AddToken("r1"))
 	r.start()
@@ -446,6 +447,58 @@ func TestTokenThatComesLater(t *testing.T) {
 	}
 	if strings.Contains(log.String(), "secret-of") {
 		t.Error("the log has the secret of a token")
+	}
+}
+
+// A router whose identity is damaged on flash, both generations of it, says
+// where and what to do, shapes on with what it has stored, and joins again when
+// it gets a token.
+func TestDamagedIdentity(t *testing.T) {
+	c := sessiontest.Start(t, sessiontest.Config{})
+	r := newRouter(t, c.Address, c.AddToken("r1"))
+	r.start()
+	l := link(20e6, 5e6)
+	s := next(t, "session", c.Sessions)
+	s.Push(desired(9, 1, &l))
+	answer(t, s, 1)
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(r.cfg.StateDir, "identity.pem")
+	for _, file := range []string{path, filepath.Join(r.cfg.StateDir, "identity.old.pem")} {
+		if err := os.WriteFile(file, []byte("-----BEGIN CERTIFICATE-----\ntorn"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var mu sync.Mutex
+	token := ""
+	r.cfg.Token = func() (string, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return token, nil
+	}
+	var log lockedBuffer
+	r.cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: &log})
+	r.start()
+	for began := time.Now(); !cmp.Equal(r.plane.Running(), &l) || !strings.Contains(log.String(), path+": is damaged: has 0 of 2 certificates and no key"); time.Sleep(time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatalf("running %v; the log is\n%s", r.plane.Running(), log.String())
+		}
+	}
+	if !strings.Contains(log.String(), "what ran last is shaped on, and the router needs a join token") {
+		t.Errorf("the log does not say what to do:\n%s", log.String())
+	}
+	mu.Lock()
+	token = c.AddToken("r1")
+	mu.Unlock()
+	if s := next(t, "session", c.Sessions); s.RouterID != "r1" || s.Hello.GetAppliedRevision() != 9 {
+		t.Errorf("hello %v", s.Hello)
+	}
+	if n := len(r.plane.History()); n != 1 {
+		t.Errorf("applied %d times, want 1", n)
+	}
+	if n := strings.Count(log.String(), "is damaged"); n != 1 {
+		t.Errorf("told %d times:\n%s", n, log.String())
 	}
 }
 

@@ -86,7 +86,7 @@ func (p busyPlane) Stats(st *dataplane.Stats) bool {
 		return false
 	}
 	packets := st.Down.SentPackets // one more for each report
-	st.BypassedPackets, st.Batches, st.Packets = 1234, 300e6, 900e6
+	st.BypassedPackets, st.QueueOverflows, st.Batches, st.Packets = 1234, 56, 300e6, 900e6
 	busy(&st.Down, 700e6+1000*packets, 1400)
 	busy(&st.Up, 300e6+400*packets, 220)
 	return true
@@ -132,7 +132,9 @@ func TestBytesPerDay(t *testing.T) {
 	c := sessiontest.Start(t, sessiontest.Config{Interval: interval, Differences: true})
 	m := newMeter(t, c.Address)
 	r := newRouter(t, m.address, c.AddToken("r-1"))
-	r.startWith(func(cfg *agent.Config, fake *dataplanetest.Fake) { cfg.Dataplane = busyPlane{fake} })
+	r.startWith(func(cfg *agent.Config, fake *dataplanetest.Fake) {
+		cfg.Dataplane, cfg.Interface = busyPlane{fake}, loopback{}
+	})
 	s := next(t, "session", c.Sessions)
 	l := link(115e6, 12e6)
 	s.Push(desired(1, 1, &l))
@@ -149,14 +151,19 @@ func TestBytesPerDay(t *testing.T) {
 		}
 		last = sum
 	}
+	// What passed unshaped and what overflowed is told.
+	if g := last.GetAgent(); g.GetBypassedPackets() != 1234 || g.GetQueueOverflows() != 56 || g.GetBatchSizeMilli() != 3000 {
+		t.Errorf("the agent tells of itself: %v", g)
+	}
 	if packets := last.GetSequence(); last.GetDown().GetSentPackets() != 700e6+1000*packets {
 		t.Errorf("report %d comes to %d packets", packets, last.GetDown().GetSentPackets())
 	}
-	before := m.total()
+	before, unread := m.total(), len(s.Reports)
 	for range counted {
 		next(t, "report", s.Reports)
 	}
-	report := (m.total() - before) / counted
+	// Those that came meanwhile and were not looked at have passed, too.
+	report := (m.total() - before) / int64(counted+len(s.Reports)-unread)
 	const day = int64(24 * time.Hour)
 	pings := day / int64(keepalive) * (pingPayload + 3*headers)
 	perDay := func(interval time.Duration) int64 { return day/int64(interval)*(report+2*headers) + pings }
@@ -167,5 +174,40 @@ func TestBytesPerDay(t *testing.T) {
 	}
 	if n := perDay(10 * time.Second); n > aimTen {
 		t.Errorf("%d bytes a day with a report each 10 s, want at most %d", n, aimTen)
+	}
+}
+
+// TestBeginsWhereItEnded: to another controller the agent sends again what it
+// sent last, from which that one counts on.
+func TestBeginsWhereItEnded(t *testing.T) {
+	first := sessiontest.Start(t, sessiontest.Config{Interval: 5 * time.Millisecond, Differences: true, Origin: "one"})
+	r := newRouter(t, first.Address, first.AddToken("r1"))
+	r.startWith(func(cfg *agent.Config, fake *dataplanetest.Fake) { cfg.Dataplane = busyPlane{fake} })
+	s := next(t, "session", first.Sessions)
+	l := link(115e6, 12e6)
+	s.Push(desired(1, 1, &l))
+	answer(t, s, 1)
+	last := next(t, "report", s.Reports)
+	for range 5 {
+		sum, err := wire.Sum(next(t, "report", s.Reports), last)
+		if err != nil {
+			t.Fatal(err)
+		}
+		last = sum
+	}
+	first.Stop()
+	next(t, "end of the session", s.Done())
+	second := sessiontest.Start(t, sessiontest.Config{Authority: first.Authority, Address: first.Address, Interval: 5 * time.Millisecond, Differences: true, Origin: "two"})
+	s = next(t, "session", second.Sessions)
+	again := next(t, "report", s.Reports)
+	if again.GetAgain() != "one" || again.GetSince() != 0 || again.GetSequence() < last.GetSequence() || again.GetDown() == nil {
+		t.Errorf("the first report of the second stream is %d, again %q", again.GetSequence(), again.GetAgain())
+	}
+	sum, err := wire.Sum(next(t, "report", s.Reports), again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sum.GetAgain() != "" || sum.GetSequence() != again.GetSequence()+1 || sum.GetDown().GetSentPackets() <= again.GetDown().GetSentPackets() {
+		t.Errorf("then comes report %d with %d packets, after %d with %d", sum.GetSequence(), sum.GetDown().GetSentPackets(), again.GetSequence(), again.GetDown().GetSentPackets())
 	}
 }

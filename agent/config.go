@@ -17,7 +17,11 @@ type Config struct {
 	// Token returns the join token, or an empty string while there is none. It
 	// is asked again for every attempt. Only a router without a valid
 	// certificate uses it.
-	Token   func() (string, error)
+	Token func() (string, error)
+	// Pin is that of the fleet's authority, for a router without a token: an
+	// operator then approves it. Empty: a token is needed.
+	Pin     string
+	Serial  string // serial number, which operators can announce; empty: none
 	Version string
 	Model   string               // hardware model
 	Built   time.Time            // when the program was built, which is before now whatever the router's clock says
@@ -27,6 +31,11 @@ type Config struct {
 	DataplaneName func() string       // "userspace" or "kernel"; nil, or empty while none is open: not known
 	// Interface tells of what the data plane shapes; nil: it never changes.
 	Interface Interface
+
+	// Probe is the host to measure the delay to, whatever the controller says;
+	// plan.ProbeOff is for none; empty: as the controller says.
+	Probe         string
+	ProbeInterval time.Duration // between two echoes to it; 0: 10 s
 
 	Logger hclog.Logger // nil: nothing is logged
 }

@@ -80,7 +80,7 @@ func (s *stage) told(what string) plan.Status {
 }
 
 // A router that boots before PPPoE is up shapes as soon as it is.
-func TestInterfaceComesLater(t *testing.T) {
+func TestFault093_InterfaceComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		s := newStage(t, dir)

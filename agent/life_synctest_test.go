@@ -162,6 +162,34 @@ func TestConfirmedStays(t *testing.T) {
 	})
 }
 
+// The controller is away for 30 s while a change is on trial: that alone takes
+// nothing back, and once it is reached the change stays.
+func TestFleet032_ControllerAwayDuringTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, t.TempDir())
+		defer s.stop()
+		s.push(pushOf(1, 10e6))
+		p := pushOf(2, 20e6)
+		p.ConfirmWithin = time.Minute
+		s.push(p)
+		time.Sleep(30 * time.Second)
+		s.expect("away for 30 s", 20e6, 10e6)
+		if w := s.out.Take(1); w.Status.Outcome != plan.OutcomeApplied || w.Status.Error != "" {
+			t.Errorf("while the controller is away: %+v", w.Status)
+		}
+		s.runner.controllerReached(time.Now()) // on a new session
+		time.Sleep(time.Hour)
+		s.expect("an hour after it came back", 20e6, 20e6)
+
+		// Nothing is on trial: it may stay away for as long as it likes.
+		time.Sleep(30 * 24 * time.Hour)
+		s.expect("away for a month", 20e6, 20e6)
+		if n := len(s.plane.History()); n != 2 {
+			t.Errorf("applied %d times, want 2", n)
+		}
+	})
+}
+
 // Two changes on trial in a row: what was confirmed comes back, not the first
 // trial.
 func TestRollBackGoesToWhatWasConfirmed(t *testing.T) {
@@ -259,7 +287,7 @@ func TestFlashIsSpared(t *testing.T) {
 			p.ExpiresAfter, p.Then = time.Hour, at(10e6)
 			s.push(p)
 		}
-		time.Sleep(100 * time.Hour)
+		time.Sleep(10 * time.Hour)
 		s.expect("in the end", 10e6, 10e6)
 		if got := s.runner.store.Generation(); got != generations {
 			t.Errorf("flash was written %d times for nothing", got-generations)

@@ -1,11 +1,16 @@
 package agent
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"runtime"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cakefleet/cakefleet/engine"
@@ -13,8 +18,9 @@ import (
 	"github.com/cakefleet/cakefleet/internal/wire"
 )
 
-// A clock that jumps by years changes nothing but a condition.
-func TestClockStep(t *testing.T) {
+// fleet.md 82, the side of the agent: a clock that jumps by years changes nothing
+// but a condition.
+func TestFleet082_ClockStep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(t, t.TempDir())
 		defer s.stop()
@@ -48,7 +54,7 @@ func TestMemoryStaysFlat(t *testing.T) {
 		defer s.stop()
 		s.push(pushOf(1, 10e6))
 		written := s.runner.store.Generation()
-		r := newReporter("boot", s.plane)
+		r := newReporter("boot", s.plane, nil, nil)
 		before := wire.FromReport(r.next())
 		life := func(changes, reports int) {
 			for i := range max(changes, reports) {
@@ -92,4 +98,67 @@ func heap() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapAlloc
+}
+
+// A day of normal life writes nothing to flash: pushes that say what runs
+// already, boosts, reports, a cable that is pulled and a PPPoE session that
+// dials anew each hour, and a clock that is set.
+func TestDayWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s, w := newCable(t, dir, there)
+		defer s.stop()
+		s.push(pushOf(1, 10e6))
+		before := flash(t, dir)
+		r := newReporter("boot", s.plane, w, nil)
+		for hour := range 24 {
+			again := pushOf(plan.Revision(2+hour), 10e6) // something else of the plan has changed
+			s.push(again)
+			boost := pushOf(plan.Revision(2+hour), 50e6)
+			boost.ExpiresAfter, boost.Then = 20*time.Minute, at(10e6)
+			s.push(boost)
+			s.runner.clock.Compare(time.Now().Add(time.Duration(hour) * time.Minute))
+			for range 360 {
+				r.next()
+				s.out.Take(1)
+				time.Sleep(10 * time.Second)
+			}
+			s.expect("after the boost", 10e6, 10e6)
+			w.become(gone)
+			dialed := there
+			dialed.Index += uint32(1 + hour)
+			w.become(dialed)
+			s.expect("dialed anew", 10e6, 10e6)
+		}
+		if diff := cmp.Diff(before, flash(t, dir)); diff != "" {
+			t.Errorf("flash was written:\n%s", diff)
+		}
+		s.push(pushOf(99, 20e6))
+		if cmp.Diff(before, flash(t, dir)) == "" {
+			t.Error("a change was not written")
+		}
+	})
+}
+
+// flash returns what would be another after any write: each file's number and
+// times, and those of the directory.
+func flash(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	names := []string{"."}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	found := map[string]string{}
+	for _, name := range names {
+		var st syscall.Stat_t
+		if err := syscall.Stat(filepath.Join(dir, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		found[name] = fmt.Sprint(st.Ino, st.Size, st.Mtim, st.Ctim)
+	}
+	return found
 }

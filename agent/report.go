@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/probe"
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
@@ -15,13 +16,17 @@ import (
 // uses up before it asks for the next.
 type reporter struct {
 	plane  dataplane.Dataplane
+	iface  Interface     // nil: nothing is known of it
+	prober *probe.Prober // nil: no delay is measured
 	began  time.Time
 	stats  dataplane.Stats
+	probe  plan.ProbeStats
+	wan    plan.LinkState
 	report plan.Report
 }
 
-func newReporter(boot string, plane dataplane.Dataplane) *reporter {
-	return &reporter{plane: plane, began: time.Now(), report: plan.Report{BootID: boot}}
+func newReporter(boot string, plane dataplane.Dataplane, iface Interface, prober *probe.Prober) *reporter {
+	return &reporter{plane: plane, iface: iface, prober: prober, began: time.Now(), report: plan.Report{BootID: boot}}
 }
 
 // next makes a report. What it refers to stays as it is until the next call.
@@ -41,6 +46,18 @@ func (r *reporter) next() *plan.Report {
 	}
 	if n := r.stats.Batches; n > 0 {
 		p.Agent.BatchSizeMilli = uint32(r.stats.Packets * 1000 / n)
+	}
+	p.Probe = nil
+	if r.prober != nil && r.prober.Stats(&r.probe) {
+		p.Probe = &r.probe
+	}
+	if r.iface != nil {
+		d := r.iface.Device()
+		r.wan = plan.LinkState{
+			Name: d.Name, Index: d.Index, Up: d.Up, Carrier: d.Carrier, Speed: d.Speed, MTU: d.MTU,
+			Comings: d.Comings, CarrierLosses: d.CarrierLosses,
+		}
+		p.WAN = &r.wan
 	}
 	return p
 }

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	checkEvery   = 5 * time.Second // whether the data plane still runs and what was told still holds
-	firstRetry   = time.Second     // of a broken data plane, doubling
+	checkEvery   = 10 * time.Second // whether the data plane still runs and what was told still holds
+	firstRetry   = time.Second      // of a broken data plane, doubling
 	maxRetry     = time.Minute
 	saveRetry    = 10 * time.Minute // of a flash that is full: every try wears it
 	applyTimeout = 30 * time.Second
@@ -37,6 +37,8 @@ type runner struct {
 	pushes chan session.Push           // capacity 1: only the newest counts
 	reach  chan time.Time              // capacity 1: only the newest counts
 	status atomic.Pointer[plan.Status] // what runs now, for the session
+
+	certificate *atomic.Pointer[plan.Condition] // what is to be said of it; nil: nothing
 
 	device    dataplane.Device // as it was when it was looked at last
 	life      life
@@ -96,6 +98,15 @@ func (r *runner) controllerReached(since time.Time) { replace(r.reach, since) }
 
 // current returns what runs now. It may be called from any goroutine.
 func (r *runner) current() plan.Status { return *r.status.Load() }
+
+// rates returns what the directions are shaped to; 0: one is not shaped, or it
+// is not known. It may be called from any goroutine.
+func (r *runner) rates() (down, up engine.BitsPerSecond) {
+	if l := r.current().Effective; l != nil {
+		return l.Down.Rate, l.Up.Rate
+	}
+	return 0, 0
+}
 
 // start applies the last known good state.
 func (r *runner) start(ctx context.Context) {
@@ -405,7 +416,7 @@ func (r *runner) save(now time.Time) {
 		r.saveErr, r.saveAt = nil, time.Time{}
 		return
 	}
-	if err := r.store.Save(state.State{Desired: d, Saved: r.clock.Now()}); err != nil {
+	if err := r.store.Save(state.State{Desired: d, Saved: r.clock.Known()}); err != nil {
 		r.log.Error("state is not saved: after a power cut the one before it will run", "revision", d.Revision, "error", err)
 		r.saveErr, r.saveAt = err, now.Add(saveRetry)
 		return
@@ -454,6 +465,18 @@ func (r *runner) conditions() []plan.Condition {
 		confirming = plan.Condition{Type: "Confirming", Status: true, Reason: "Trial", Message: fmt.Sprintf("revision %d is rolled back unless the controller is reached within %v", r.life.trial.Revision, r.life.within)}
 	}
 	all := []plan.Condition{clock, confirming, degraded, saved}
+	if r.certificate != nil {
+		if c := r.certificate.Load(); c != nil {
+			all = append(all, *c)
+		}
+	}
+	if b, ok := r.cfg.Dataplane.(interface{ Bypass() string }); ok {
+		offload := plan.Condition{Type: "FlowOffload"}
+		if why := b.Bypass(); why != "" {
+			offload = plan.Condition{Type: "FlowOffload", Status: true, Reason: "Bypassed", Message: why}
+		}
+		all = append(all, offload)
+	}
 	if r.cfg.Interface != nil {
 		all = append(all, interfaceUp(r.device))
 	}

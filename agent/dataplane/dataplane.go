@@ -28,10 +28,30 @@ var ErrEnded = errors.New("data plane has given up")
 type RejectedError struct {
 	Field  string // such as "down.rate"
 	Reason string // for people, with the value and the limit
+	// Unsupported: it is the kernel that has not what this data plane needs for
+	// the link; another data plane may run it. The error is ErrUnsupported, too.
+	Unsupported bool
 }
 
 // Error returns the field and the reason.
 func (e *RejectedError) Error() string { return fmt.Sprintf("%s: %s", e.Field, e.Reason) }
+
+// Unwrap returns ErrUnsupported if it is that, too.
+func (e *RejectedError) Unwrap() error {
+	if e.Unsupported {
+		return ErrUnsupported
+	}
+	return nil
+}
+
+// TooFast returns why a link is faster than its interface; nil if it is not.
+// speed is 0 if the interface has none. name is the direction.
+func TooFast(name string, rate, speed engine.BitsPerSecond, iface string) error {
+	if speed == 0 || rate <= speed {
+		return nil
+	}
+	return &RejectedError{Field: name + ".rate", Reason: fmt.Sprintf("%s is more than the speed of %s, %s", rate, iface, speed)}
+}
 
 // Effective is what a data plane runs, read back from it.
 type Effective struct {
@@ -55,12 +75,16 @@ type Device struct {
 	MTU   uint32
 	Type  uint16 // ARPHRD_*
 	Up    bool   // by whoever configures it; what the cable says is another matter
+
+	Carrier       bool                 // what the cable says
+	Speed         engine.BitsPerSecond // of the cable; 0: not known, or it has none
+	Comings       uint64               // with another index, since somebody looks
+	CarrierLosses uint64               // since somebody looks
 }
 
 // Same tells whether nothing has changed that a data plane depends on.
 func (d Device) Same(o Device) bool {
-	d.Up = o.Up
-	return d == o
+	return d.Name == o.Name && d.Index == o.Index && d.MTU == o.MTU && d.Type == o.Type
 }
 
 // Dataplane shapes one WAN interface. Apply, Stats and Close may be called

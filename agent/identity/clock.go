@@ -7,11 +7,16 @@ import (
 )
 
 // Clock is the time that certificates are checked against. A router without a
-// battery starts in 1970; Clock never says a time before the latest one that
-// is known to have passed.
+// battery starts in 1970, or years ahead if it was wrong when it was saved.
+// Clock never says a time before the latest one that is known to have passed,
+// and may stop to believe a clock that is past the end of everything.
 type Clock struct {
-	mu    sync.Mutex
-	floor time.Time
+	mu     sync.Mutex
+	floor  time.Time
+	synced func() bool // whether something keeps the router's clock right
+	// The time that was known to have passed when the router's clock lost its
+	// credit, and when that was on the monotonic clock; zero: it has it.
+	believed, since time.Time
 	// What the controller's clock said, and when that was on the monotonic
 	// clock; zero: it said nothing yet.
 	theirs, heard time.Time
@@ -20,7 +25,7 @@ type Clock struct {
 // NewClock returns a clock that never says less than floor, such as when the
 // program was built.
 func NewClock(floor time.Time) *Clock {
-	c := &Clock{}
+	c := &Clock{synced: synced}
 	c.Raise(floor)
 	return c
 }
@@ -34,15 +39,67 @@ func (c *Clock) Raise(t time.Time) {
 	}
 }
 
-// Now returns the router's time, or the floor if that is later.
+// Now returns the router's time, or the floor if that is later; if the router's
+// clock has no credit, the earliest time that it may be.
 func (c *Clock) Now() time.Time {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.disbelievedLocked() {
+		return c.knownLocked(now)
+	}
 	if now.Before(c.floor) {
 		return c.floor
 	}
 	return now
+}
+
+// disbelievedLocked returns whether the router's clock has no credit. It gets it
+// back from whatever sets it right.
+func (c *Clock) disbelievedLocked() bool { return !c.believed.IsZero() && !c.synced() }
+
+// Known returns the latest time that is known to have passed, whatever the
+// router's own clock says, unless something keeps that right. It is what may be
+// remembered: a time that was wrong once must not bar every certificate for
+// ever.
+func (c *Clock) Known() time.Time {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	known := c.knownLocked(now)
+	if now.After(known) && c.synced() {
+		return now.Round(0)
+	}
+	return known
+}
+
+func (c *Clock) knownLocked(now time.Time) time.Time {
+	known := c.floor
+	for _, t := range []struct{ said, at time.Time }{{c.believed, c.since}, {c.theirs, c.heard}} {
+		if !t.at.IsZero() {
+			// The monotonic clock says how long ago that was.
+			if passed := t.said.Add(now.Sub(t.at)); passed.After(known) {
+				known = passed
+			}
+		}
+	}
+	return known.Round(0)
+}
+
+// disbelieve tells that the router's clock is past what can be, and what has
+// passed at least.
+func (c *Clock) disbelieve(at time.Time) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.believed, c.since = at.Round(0), now
+}
+
+// keptRight returns whether something keeps the router's clock right.
+func (c *Clock) keptRight() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.synced()
 }
 
 // Compare tells what the controller's clock says now.
@@ -51,6 +108,19 @@ func (c *Clock) Compare(theirs time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.theirs, c.heard = theirs, now
+}
+
+// Best returns the controller's time if it was told, as the router's own may be
+// of 1970; else that of Now.
+func (c *Clock) Best() time.Time {
+	now := time.Now()
+	c.mu.Lock()
+	theirs, heard := c.theirs, c.heard
+	c.mu.Unlock()
+	if heard.IsZero() {
+		return c.Now()
+	}
+	return theirs.Add(now.Sub(heard))
 }
 
 // MaxSkew is how far the router's clock may be from the controller's.
@@ -67,6 +137,9 @@ func (c *Clock) Wrong() string {
 		return "the router's clock is behind a time that is known to have passed"
 	}
 	if c.heard.IsZero() {
+		if c.disbelievedLocked() {
+			return "the router's clock is past the end of the controller's certificate"
+		}
 		return ""
 	}
 	// The monotonic clock says how long ago that was, whatever was done to the

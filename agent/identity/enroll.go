@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -15,8 +16,9 @@ import (
 // Enrollment is a router on its way to an identity: it knows the controller
 // by the token's pin and has a key.
 type Enrollment struct {
-	Token   Token
-	Request []byte // PKCS #10 in DER
+	Token         Token
+	Request       []byte // PKCS #10 in DER
+	Serial, Model string // what the router says of itself; may be empty
 
 	key       ed25519.PrivateKey
 	authority *x509.Certificate
@@ -33,18 +35,38 @@ func Begin(ctx context.Context, address, dir string, token Token, clock *Clock) 
 	if err != nil {
 		return nil, err
 	}
-	if err := raise(clock, chain, authority); err != nil {
+	if err := learn(clock, chain, authority); err != nil {
 		return nil, err
 	}
 	key, err := pendingKey(dir)
 	if err != nil {
 		return nil, err
 	}
+	return begin(token, key, authority, clock)
+}
+
+// Again is the way to another certificate for the key that a router has, when
+// the one that it had has ended or is refused: the controller decides by the
+// key.
+func (id *Identity) Again(clock *Clock) (*Enrollment, error) {
+	return begin(Token{Pin: pinOf(id.Authority)}, id.Key, id.Authority, clock)
+}
+
+func begin(token Token, key ed25519.PrivateKey, authority *x509.Certificate, clock *Clock) (*Enrollment, error) {
+	csr, err := request(key)
+	if err != nil {
+		return nil, err
+	}
+	return &Enrollment{Token: token, Request: csr, key: key, authority: authority, clock: clock}, nil
+}
+
+// request returns a signing request (PKCS #10 in DER).
+func request(key ed25519.PrivateKey) ([]byte, error) {
 	csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	if err != nil {
 		return nil, fmt.Errorf("make signing request: %w", err)
 	}
-	return &Enrollment{Token: token, Request: csr, key: key, authority: authority, clock: clock}, nil
+	return csr, nil
 }
 
 // TLS returns the configuration for the enrolment, which proves the
@@ -53,6 +75,10 @@ func (e *Enrollment) TLS() *tls.Config { return serverOnly(e.authority, e.clock)
 
 // Finish checks what the controller answered and returns the identity.
 func (e *Enrollment) Finish(certificate, authority []byte) (*Identity, error) {
+	return finish(certificate, authority, e.Token.Pin, e.key)
+}
+
+func finish(certificate, authority []byte, pin [sha256.Size]byte, key ed25519.PrivateKey) (*Identity, error) {
 	leaf, err := x509.ParseCertificate(certificate)
 	if err != nil {
 		return nil, fmt.Errorf("certificate: %w", err)
@@ -61,41 +87,86 @@ func (e *Enrollment) Finish(certificate, authority []byte) (*Identity, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
-	if pinOf(ca) != e.Token.Pin {
-		return nil, errors.New("authority: not the one that the join token names")
+	if pinOf(ca) != pin {
+		return nil, errors.New("authority: not the one that the router was told to trust")
 	}
-	return assemble(e.key, leaf, ca)
+	return assemble(key, leaf, ca)
 }
 
+// Foreign returns whether a handshake ended because the controller showed no
+// certificate of the identity's authority.
+func (id *Identity) Foreign(handshake error) bool {
+	var unverified *tls.CertificateVerificationError
+	if !errors.As(handshake, &unverified) || len(unverified.UnverifiedCertificates) == 0 {
+		return false
+	}
+	for _, c := range unverified.UnverifiedCertificates {
+		if pinOf(c) == pinOf(id.Authority) {
+			return false
+		}
+	}
+	return unverified.UnverifiedCertificates[0].CheckSignatureFrom(id.Authority) != nil
+}
+
+// Of returns whether a join token or pin is of the identity's authority.
+func (id *Identity) Of(t Token) bool { return pinOf(id.Authority) == t.Pin }
+
 // LearnTime looks at why a handshake ended. If it is that the router's clock is
-// behind the beginning of the controller's certificate, which is shown to be of
-// the router's own fleet, the clock is raised and the result is true: another
-// try will do.
+// before or past the life of the controller's certificate, which is shown to be
+// of the router's own fleet, the clock is mended as far as that goes and the
+// result is true: another try will do.
 func (id *Identity) LearnTime(handshake error, clock *Clock) bool {
 	var unverified *tls.CertificateVerificationError
 	if !errors.As(handshake, &unverified) || len(unverified.UnverifiedCertificates) == 0 {
 		return false
 	}
 	before := clock.Now()
-	return raise(clock, unverified.UnverifiedCertificates, id.Authority) == nil && clock.Now().After(before.Add(time.Second))
+	err := learn(clock, unverified.UnverifiedCertificates, id.Authority)
+	return err == nil && clock.Now().Sub(before).Abs() > time.Second
 }
 
-// raise tells the clock that the time has passed at which the chain began. The
-// authority signed that it has. The handshake that follows verifies all again.
-func raise(clock *Clock, chain []*x509.Certificate, authority *x509.Certificate) error {
-	began := chain[0].NotBefore
+// learn looks at a chain that the router's clock is not within. The handshake
+// that follows verifies all again.
+//
+// Before its beginning: that time has passed, as the authority has signed it.
+//
+// Past its end: either the certificate has ended, or the router's clock is
+// ahead. While something keeps the clock right, or if a time past the end is
+// known to have passed (the latest of the program's build, what the authority
+// has signed and controllers have said), the certificate has ended. Else the
+// clock loses its credit: a router that was switched on with a wrong clock must
+// not be cut off for good, and whoever has stolen the key of a certificate that
+// has ended gains no more by it than the time that the router does not know to
+// have passed. The controller is told (ClockOK).
+func learn(clock *Clock, chain []*x509.Certificate, authority *x509.Certificate) error {
+	began, ended := chain[0].NotBefore, chain[0].NotAfter
 	if authority.NotBefore.After(began) {
 		began = authority.NotBefore
 	}
-	if !clock.Now().Before(began) {
+	if authority.NotAfter.Before(ended) {
+		ended = authority.NotAfter
+	}
+	now, at := clock.Now(), began
+	ahead := now.After(ended)
+	switch {
+	case now.Before(began):
+	case !ahead, clock.keptRight():
 		return nil
+	default:
+		if known := clock.Known(); known.After(at) {
+			at = known
+		}
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(authority)
-	if _, err := chain[0].Verify(x509.VerifyOptions{DNSName: ServerName, Roots: roots, CurrentTime: began}); err != nil {
+	if _, err := chain[0].Verify(x509.VerifyOptions{DNSName: ServerName, Roots: roots, CurrentTime: at}); err != nil {
 		return fmt.Errorf("learn the time from the controller's certificate: %w", err)
 	}
-	clock.Raise(began)
+	if ahead {
+		clock.disbelieve(at)
+	} else {
+		clock.Raise(began)
+	}
 	return nil
 }
 

@@ -7,8 +7,10 @@ import (
 	"bytes"
 	"crypto/ed25519"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -28,12 +30,17 @@ const ServerName = "cakefleet-controller"
 
 const (
 	identityFile = "identity.pem"
-	keyFile      = "identity.key" // the key while its certificate is awaited
+	beforeFile   = "identity.old.pem" // the one before it
+	keyFile      = "identity.key"     // the key while its certificate is awaited
 	uriPrefix    = "cakefleet://router/"
 )
 
 // ErrNone means that the router has no identity yet.
 var ErrNone = errors.New("no identity")
+
+// ErrDamaged means that a file is not what was written: the router has lost its
+// key with it.
+var ErrDamaged = errors.New("is damaged")
 
 // Identity is a router's proof of who it is.
 type Identity struct {
@@ -41,11 +48,26 @@ type Identity struct {
 	Key       ed25519.PrivateKey
 	Leaf      *x509.Certificate
 	Authority *x509.Certificate
+	Damage    error // why the newest one could not be read and this is the one before it; nil: it is the newest
 }
 
-// Load reads the identity in dir. The error is ErrNone if there is none.
+// Load reads the identity in dir, the one before it if that is damaged. The
+// error is ErrNone if there is none.
 func Load(dir string) (*Identity, error) {
-	path := filepath.Join(dir, identityFile)
+	id, err := load(dir, identityFile)
+	if err == nil {
+		return id, nil
+	}
+	before, errBefore := load(dir, beforeFile)
+	if errBefore != nil {
+		return nil, err
+	}
+	before.Damage = err
+	return before, nil
+}
+
+func load(dir, name string) (*Identity, error) {
+	path := filepath.Join(dir, name)
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNone
@@ -55,7 +77,7 @@ func Load(dir string) (*Identity, error) {
 	}
 	id, err := parse(b)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
+		return nil, fmt.Errorf("%s: %w: %w", path, ErrDamaged, err)
 	}
 	return id, nil
 }
@@ -85,7 +107,7 @@ func parse(b []byte) (*Identity, error) {
 		}
 	}
 	if len(certs) != 2 || key == nil {
-		return nil, fmt.Errorf("%d certificates and a key: %t; need the router's and the authority's certificate and the key", len(certs), key != nil)
+		return nil, fmt.Errorf("has %d of 2 certificates and %s key", len(certs), map[bool]string{true: "the", false: "no"}[key != nil])
 	}
 	return assemble(key, certs[0], certs[1])
 }
@@ -109,8 +131,18 @@ func assemble(key ed25519.PrivateKey, leaf, authority *x509.Certificate) (*Ident
 	return nil, fmt.Errorf("the certificate has no name that begins with %s", uriPrefix)
 }
 
-// Save writes the identity to dir so that it survives a power cut.
+// Save writes the identity to dir so that it survives a power cut. The one
+// that was there stays as the one before it.
 func (id *Identity) Save(dir string) error {
+	if _, err := load(dir, identityFile); err == nil {
+		b, err := os.ReadFile(filepath.Join(dir, identityFile))
+		if err == nil {
+			err = state.WriteFile(dir, beforeFile, b)
+		}
+		if err != nil {
+			return fmt.Errorf("save identity: keep the one before it: %w", err)
+		}
+	}
 	key, err := x509.MarshalPKCS8PrivateKey(id.Key)
 	if err != nil {
 		return err
@@ -140,9 +172,78 @@ func (id *Identity) Valid(t time.Time) bool {
 
 // TLS returns the configuration for a session as this router.
 func (id *Identity) TLS(clock *Clock) *tls.Config {
-	c := serverOnly(id.Authority, clock)
-	c.Certificates = []tls.Certificate{{Certificate: [][]byte{id.Leaf.Raw}, PrivateKey: id.Key, Leaf: id.Leaf}}
+	return TLS(clock, id.Authority, func() *Identity { return id })
+}
+
+// TLS returns the configuration for sessions with controllers of an authority.
+// The certificate is that of what current returns at each handshake.
+func TLS(clock *Clock, authority *x509.Certificate, current func() *Identity) *tls.Config {
+	c := serverOnly(authority, clock)
+	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		id := current()
+		return &tls.Certificate{Certificate: [][]byte{id.Leaf.Raw}, PrivateKey: id.Key, Leaf: id.Leaf}, nil
+	}
 	return c
+}
+
+// Life of a certificate. It is renewed when half of it is left, and up to
+// renewSpread earlier, so that routers that joined on one day spread.
+const (
+	renewLeft   = 45 * 24 * time.Hour
+	renewSpread = 9 * 24 * time.Hour
+	expiring    = 15 * 24 * time.Hour
+)
+
+// RenewAt returns when the certificate is to be renewed, the earlier the
+// larger spread is, which is 0 to 1.
+func (id *Identity) RenewAt(spread float64) time.Time {
+	return id.Leaf.NotAfter.Add(-renewLeft - time.Duration(spread*float64(renewSpread)))
+}
+
+// Expiring returns whether the certificate ends so soon after t that its
+// renewal must have gone wrong for a long time.
+func (id *Identity) Expiring(t time.Time) bool { return t.After(id.Leaf.NotAfter.Add(-expiring)) }
+
+// Request returns a signing request for the key that the router has.
+func (id *Identity) Request() ([]byte, error) { return request(id.Key) }
+
+// Renewed checks the answer to Request and returns the identity with the new
+// certificate.
+func (id *Identity) Renewed(certificate, authority []byte) (*Identity, error) {
+	now, err := finish(certificate, authority, pinOf(id.Authority), id.Key)
+	switch {
+	case err != nil:
+		return nil, err
+	case now.RouterID != id.RouterID:
+		return nil, fmt.Errorf("the new certificate is for router %s, not %s", now.RouterID, id.RouterID)
+	case now.Leaf.NotAfter.Before(id.Leaf.NotAfter):
+		return nil, errors.New("the new certificate ends before the old one")
+	}
+	return now, nil
+}
+
+// Fingerprint returns the SHA-256 of a key's public half in hex digits, by
+// which operators know it.
+func Fingerprint(key ed25519.PrivateKey) (string, error) {
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:]), nil
+}
+
+// OwnKey returns the key of the identity in dir; without one, the key that its
+// certificate will be for, made if there is none yet.
+func OwnKey(dir string) (ed25519.PrivateKey, error) {
+	id, err := Load(dir)
+	if errors.Is(err, ErrNone) {
+		return pendingKey(dir)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return id.Key, nil
 }
 
 // serverOnly proves the controller and not the router.

@@ -34,7 +34,7 @@ func token(t *testing.T, text string) identity.Token {
 
 func enroll(t *testing.T, address, dir, text string, clock *identity.Clock) (*identity.Identity, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	e, err := identity.Begin(ctx, address, dir, token(t, text), clock)
 	if err != nil {
@@ -92,7 +92,7 @@ func TestWrongPinIsRefused(t *testing.T) {
 	ours := sessiontest.NewAuthority(t, time.Now().Add(-time.Hour))
 	theirs := sessiontest.Start(t, sessiontest.Config{})
 	_, err := enroll(t, theirs.Address, t.TempDir(), ours.Token("secret"), identity.NewClock(time.Time{}))
-	if err == nil || !strings.Contains(err.Error(), "authority that the join token names") {
+	if err == nil || !strings.Contains(err.Error(), "authority that the router was told to trust") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -191,6 +191,72 @@ func TestNoClock(t *testing.T) {
 	})
 }
 
+// A router whose clock is years ahead comes in all the same, and says so; one
+// whose clock is kept right refuses a certificate that has ended, and so does
+// one that knows by other means that it has.
+func TestClockAhead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // it is 2000 here
+		now := time.Date(1990, 11, 30, 0, 0, 0, 0, time.UTC)
+		issued := now.AddDate(0, -2, 0)
+		authority := sessiontest.NewAuthority(t, issued.AddDate(-1, 0, 0))
+		foreign := sessiontest.NewAuthority(t, issued.AddDate(-1, 0, 0))
+		pub, key, err := ed25519.GenerateKey(rand.Reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := &identity.Identity{RouterID: "r1", Key: key, Authority: authority.Certificate, Leaf: authority.Router(t, "r1", pub, issued.AddDate(0, 1, 0), 90*24*time.Hour)}
+		server := authority.Server(t, issued)
+		fresh := func(floor time.Time, synced bool) *identity.Clock {
+			c := identity.NewClock(floor)
+			c.SetSynced(synced)
+			return c
+		}
+		refused := func(what string, clock *identity.Clock, by tls.Certificate) {
+			t.Helper()
+			err := handshake(id.TLS(clock), by)
+			if err == nil || id.LearnTime(err, clock) || !clock.Now().Equal(time.Now()) {
+				t.Errorf("%s: %v, now %v", what, err, clock.Now())
+			}
+		}
+		refused("a clock that is kept right", fresh(id.Leaf.NotBefore, true), server)
+		refused("ended by what is known", fresh(issued.AddDate(1, 0, 1), false), server)
+		refused("another fleet's", fresh(id.Leaf.NotBefore, false), foreign.Server(t, issued))
+
+		clock := fresh(id.Leaf.NotBefore, false)
+		if known := clock.Known(); !known.Equal(id.Leaf.NotBefore) {
+			t.Errorf("known to have passed is %v", known)
+		}
+		err = handshake(id.TLS(clock), server)
+		if err == nil || !id.LearnTime(err, clock) || clock.Wrong() == "" || !clock.Now().Equal(id.Leaf.NotBefore) {
+			t.Fatalf("nothing was learnt of %v: %q, now %v", err, clock.Wrong(), clock.Now())
+		}
+		if err := handshake(id.TLS(clock), server); err != nil {
+			t.Errorf("after learning: %v", err)
+		}
+		if !id.Valid(clock.Best()) {
+			t.Error("the router's own certificate is taken for one that has ended")
+		}
+		clock.Compare(now)
+		if want := "the router's clock is 3319 days ahead of the controller's"; clock.Wrong() != want {
+			t.Errorf("wrong is %q, want %q", clock.Wrong(), want)
+		}
+		time.Sleep(time.Hour)
+		if want := now.Add(time.Hour); !clock.Now().Equal(want) || !clock.Known().Equal(want) {
+			t.Errorf("an hour later: now %v, known %v", clock.Now(), clock.Known())
+		}
+		// The certificate does end: time goes on.
+		time.Sleep(365 * 24 * time.Hour)
+		if err := handshake(id.TLS(clock), server); err == nil || id.LearnTime(err, clock) {
+			t.Errorf("a certificate that has ended: %v", err)
+		}
+		// Set right, the clock has its credit back.
+		clock.SetSynced(true)
+		if !clock.Now().Equal(time.Now()) {
+			t.Errorf("set right: now %v", clock.Now())
+		}
+	})
+}
+
 // handshake does one over a pipe, as a client and a server that knows no
 // router, and returns the client's error.
 func handshake(client *tls.Config, server tls.Certificate) error {
@@ -260,6 +326,24 @@ func TestClockOfTheController(t *testing.T) {
 				}
 				time.Sleep(48 * time.Hour)
 			}
+		}
+	})
+}
+
+func FuzzParseToken(f *testing.F) {
+	f.Add("cf1.0123456789.secret." + strings.Repeat("A", 43))
+	f.Add("cf1...")
+	f.Add(strings.Repeat("A", 43))
+	f.Fuzz(func(t *testing.T, text string) {
+		if tok, err := identity.ParseToken(text); err == nil && tok.Text != strings.TrimSpace(text) {
+			t.Errorf("%q is presented as %q", text, tok.Text)
+		} else if err != nil && !errors.Is(err, identity.ErrToken) {
+			t.Errorf("%q: %v", text, err)
+		}
+		if tok, err := identity.ParsePin(text); err == nil && tok.Text != "" {
+			t.Errorf("a pin proves something: %q", tok.Text)
+		} else if err != nil && !errors.Is(err, identity.ErrToken) {
+			t.Errorf("%q: %v", text, err)
 		}
 	})
 }

@@ -20,13 +20,28 @@ func ParseToken(text string) (Token, error) {
 	text = strings.TrimSpace(text)
 	parts := strings.Split(text, ".")
 	if len(parts) != 4 || parts[0] != "cf1" {
-		return Token{}, errors.New("join token: must be cf1.ID.SECRET.PIN as cakefleetctl token create prints it")
+		return Token{}, fmt.Errorf("join token %w: must be cf1.ID.SECRET.PIN as cakefleetctl token create prints it", ErrToken)
 	}
 	pin, err := base64.RawURLEncoding.DecodeString(parts[3])
 	if err != nil || len(pin) != sha256.Size {
-		return Token{}, errors.New("join token: the last part is not a SHA-256 pin: is the token cut off?")
+		return Token{}, fmt.Errorf("join token %w: its last part is not a SHA-256 pin; is the token cut off?", ErrToken)
 	}
 	return Token{Text: text, Pin: [sha256.Size]byte(pin)}, nil
+}
+
+// ErrToken means that a join token, or a pin, is not one, so that trying it
+// again is of no use.
+var ErrToken = errors.New("can't be used")
+
+// ParsePin reads the pin of an authority, as cakefleetctl router pending and
+// the end of every join token have it. It stands for a token that proves
+// nothing: the router then waits for an operator.
+func ParsePin(text string) (Token, error) {
+	pin, err := base64.RawURLEncoding.DecodeString(strings.TrimSpace(text))
+	if err != nil || len(pin) != sha256.Size {
+		return Token{}, fmt.Errorf("authority pin %.60q %w: must be 43 characters as cakefleetctl router pin prints them", text, ErrToken)
+	}
+	return Token{Pin: [sha256.Size]byte(pin)}, nil
 }
 
 // pinOf is the SHA-256 of a certificate's public key.
@@ -41,5 +56,5 @@ func findAuthority(chain []*x509.Certificate, pin [sha256.Size]byte) (*x509.Cert
 			return c, nil
 		}
 	}
-	return nil, fmt.Errorf("none of the %d certificates that the controller presents is of the authority that the join token names: wrong controller, or a token of another fleet", len(chain))
+	return nil, fmt.Errorf("none of the %d certificates that the controller presents is of the authority that the router was told to trust: wrong controller, or a join token or pin of another fleet", len(chain))
 }

@@ -9,13 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
-
-	"github.com/cakefleet/cakefleet/agent/identity"
-	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
 
 // dial makes a connection that is good for one session: gRPC's own back-off is
@@ -30,6 +27,9 @@ func dial(address string, c *tls.Config, handshake func(error)) (*grpc.ClientCon
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(0),
 		grpc.WithReadBufferSize(4<<10),
+		// Windows that don't grow: else every push makes it ask how long the line is.
+		grpc.WithStaticStreamWindowSize(64<<10),
+		grpc.WithStaticConnWindowSize(64<<10),
 		grpc.WithWriteBufferSize(4<<10),
 		grpc.WithMaxCallAttempts(1),
 	)
@@ -37,6 +37,23 @@ func dial(address string, c *tls.Config, handshake func(error)) (*grpc.ClientCon
 		return nil, fmt.Errorf("controller %s: %w", address, err)
 	}
 	return conn, nil
+}
+
+// ready makes conn connect and returns when it has, with its handshake.
+func ready(ctx context.Context, conn *grpc.ClientConn) error {
+	conn.Connect()
+	for {
+		switch state := conn.GetState(); state {
+		case connectivity.Ready:
+			return nil
+		case connectivity.TransientFailure, connectivity.Shutdown:
+			return fmt.Errorf("connect: %s", state)
+		default:
+			if !conn.WaitForStateChange(ctx, state) {
+				return ctx.Err()
+			}
+		}
+	}
 }
 
 // closed closes conn and returns err, with what went wrong in closing if
@@ -67,84 +84,6 @@ func (o observed) ClientHandshake(ctx context.Context, authority string, raw net
 // Clone returns a copy.
 func (o observed) Clone() credentials.TransportCredentials {
 	return observed{o.TransportCredentials.Clone(), o.failed}
-}
-
-// Enroll trades a token for an identity. It asks once.
-func Enroll(ctx context.Context, address string, e *identity.Enrollment) (id *identity.Identity, err error) {
-	conn, err := dial(address, e.TLS(), func(error) {})
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = closed(conn, err) }()
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
-	defer cancel()
-	r, err := pb.NewEnrollmentServiceClient(conn).Enroll(ctx, &pb.EnrollRequest{Token: e.Token.Text, Csr: e.Request})
-	if err != nil {
-		return nil, fmt.Errorf("enrol at %s: %w", address, plain(err))
-	}
-	id, err = e.Finish(r.GetCertificate(), r.GetCaCertificate())
-	if err != nil {
-		return nil, fmt.Errorf("enrol at %s: %w", address, err)
-	}
-	return id, nil
-}
-
-// retryAfter returns how long the controller asks to stay away: RetryInfo in
-// the details of the error, read by hand as it is two numbers.
-func retryAfter(err error) time.Duration {
-	s, ok := status.FromError(err)
-	if !ok {
-		return 0
-	}
-	for _, d := range s.Proto().GetDetails() {
-		if d.GetTypeUrl() != "type.googleapis.com/google.rpc.RetryInfo" {
-			continue
-		}
-		delay := bytesField(d.GetValue(), 1)
-		seconds, nanos := varintField(delay, 1), varintField(delay, 2)
-		// A controller that asks for more than this is not believed.
-		const most = time.Hour
-		if seconds > uint64(most/time.Second) || nanos > uint64(time.Second) {
-			return most
-		}
-		return time.Duration(seconds)*time.Second + time.Duration(nanos)
-	}
-	return 0
-}
-
-// bytesField returns the first field of a number and of bytes in b; nil if
-// there is none.
-func bytesField(b []byte, want protowire.Number) []byte {
-	v, _ := protowire.ConsumeBytes(field(b, want, protowire.BytesType))
-	return v
-}
-
-// varintField is the same for integers; 0 if there is none.
-func varintField(b []byte, want protowire.Number) uint64 {
-	v, n := protowire.ConsumeVarint(field(b, want, protowire.VarintType))
-	if n < 0 {
-		return 0
-	}
-	return v
-}
-
-// field returns b from the value of the first field of a number and type on.
-func field(b []byte, want protowire.Number, kind protowire.Type) []byte {
-	for len(b) > 0 {
-		number, typ, n := protowire.ConsumeTag(b)
-		if n < 0 {
-			return nil
-		}
-		b = b[n:]
-		if number == want && typ == kind {
-			return b
-		}
-		if n = protowire.ConsumeFieldValue(number, typ, b); n < 0 {
-			return nil
-		}
-		b = b[n:]
-	}
-	return nil
 }
 
 // plain returns err without gRPC's "rpc error: code = ... desc =".

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/agent/outbox"
+	"github.com/cakefleet/cakefleet/internal/backoff"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
@@ -44,7 +45,7 @@ type Hello struct {
 	Capabilities                     []string
 }
 
-// Config is what a session needs. All fields but Logger, Jitter and Clock are needed.
+// Config is what a session needs. All fields but Logger, Jitter, Probe and Clock are needed.
 type Config struct {
 	Address string // host:port of the controller
 	TLS     *tls.Config
@@ -56,24 +57,47 @@ type Config struct {
 	Status  func() plan.Status    // what runs now; called at the beginning of a stream
 	Report  func() *plan.Report   // makes a report; what it refers to stays as it is until the next call
 	Deliver func(Push)            // gets every push; must not block
+	Probe   func(plan.Probe)      // gets the delay to measure, no host for none; must not block
 	Reached func(since time.Time) // the controller answered something that was said after since; must not block
 	Clock   func(time.Time)       // gets the controller's wall clock; must not block
 	// Handshake is told of every TLS handshake that ended in an error; true
 	// means that trying again at once makes sense.
 	Handshake func(error) bool
+	// Ended is told why a stream ended; true ends Run. nil: nothing is told.
+	Ended   func(context.Context, error) bool
+	Renewal Renewal // nil: the certificate is not renewed
+}
+
+// Renewal keeps a router's certificate from ending. One goroutine at a time
+// calls it.
+type Renewal interface {
+	// Wait returns how long there is until the certificate is to be renewed.
+	Wait() time.Duration
+	// Request returns a signing request (PKCS #10 in DER).
+	Request() ([]byte, error)
+	// Take takes the certificate and the authority in DER, or why there is none.
+	Take(certificate, authority []byte, err error)
 }
 
 // Session keeps a stream to the controller as long as it runs.
 type Session struct {
 	cfg     Config
-	backoff backoff
+	backoff backoff.Backoff
 	open    func(context.Context) (lived time.Duration, err error) // one whole stream; tests replace it
 	stream  uint64                                                 // counts streams, from 1
 	retry   atomic.Bool                                            // Handshake asked for another try
 
-	// Of the stream: the newest report, and how many differences were sent
-	// since one that was whole.
-	sent        *pb.Report
+	// next is a connection that is ready for the next stream; nil: none.
+	next *grpc.ClientConn
+
+	// The report that was sent last, and the origin that it was sent to.
+	sentLast wire.Scratch
+	sentTo   string
+	raw      []byte // of the newest message with a report
+
+	// Of the stream: whether sentLast was sent on it, and how many differences
+	// were sent since one that was whole.
+	sent        bool
 	differences int
 }
 
@@ -83,7 +107,6 @@ const (
 	connectTimeout        = 20 * time.Second
 	helloTimeout          = 30 * time.Second // until the controller's first message
 	probeTimeout          = 5 * time.Second
-	goodAfter             = 10 * time.Second // a stream that lived this long resets the back-off
 
 	// wholeEvery is how often a report is whole even for a controller that takes
 	// differences: one that could not use a report can't use what builds on it.
@@ -98,19 +121,26 @@ func New(cfg Config) *Session {
 	if cfg.Jitter == nil {
 		cfg.Jitter = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
+	if cfg.Probe == nil {
+		cfg.Probe = func(plan.Probe) {}
+	}
 	if cfg.Clock == nil {
 		cfg.Clock = func(time.Time) {}
 	}
-	s := &Session{cfg: cfg, backoff: backoff{random: cfg.Jitter}}
+	s := &Session{cfg: cfg, backoff: backoff.Backoff{Random: cfg.Jitter}}
 	s.open = s.connect
 	return s
 }
 
 // Run connects again and again, for ever, until ctx ends.
 func (s *Session) Run(ctx context.Context) error {
-	var ask time.Duration // the controller's own wish
+	wait := s.backoff.Next()
+	defer func() {
+		if s.next != nil {
+			_ = s.next.Close() // nothing was said on it
+		}
+	}()
 	for {
-		wait := max(s.backoff.next(), ask)
 		if s.retry.Swap(false) {
 			wait = 0
 		}
@@ -121,10 +151,15 @@ func (s *Session) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		if lived >= goodAfter {
-			s.backoff.good()
+		if s.cfg.Ended != nil && s.cfg.Ended(ctx, err) || ctx.Err() != nil {
+			return nil
 		}
-		ask = retryAfter(err)
+		wait = s.backoff.After(lived, err)
+		if errors.Is(err, errMove) {
+			wait = 0
+			s.cfg.Logger.Info("moving to another session", "controller", s.cfg.Address, "lived", lived.Round(time.Millisecond))
+			continue
+		}
 		s.cfg.Logger.Warn("session ended", "controller", s.cfg.Address, "lived", lived.Round(time.Millisecond), "error", plain(err))
 	}
 }
@@ -132,16 +167,14 @@ func (s *Session) Run(ctx context.Context) error {
 // connect has one stream from beginning to end. It always returns an error.
 func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) {
 	s.stream++
-	s.sent = nil
+	s.sent = false
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	conn, err := dial(s.cfg.Address, s.cfg.TLS, func(err error) {
-		if s.cfg.Handshake != nil && s.cfg.Handshake(err) {
-			s.retry.Store(true)
+	conn := s.next
+	if s.next = nil; conn == nil {
+		if conn, err = s.dial(); err != nil {
+			return 0, err
 		}
-	})
-	if err != nil {
-		return 0, err
 	}
 	defer func() { err = closed(conn, err) }()
 
@@ -182,6 +215,36 @@ func (s *Session) connect(ctx context.Context) (lived time.Duration, err error) 
 	return time.Since(began), err
 }
 
+func (s *Session) dial() (*grpc.ClientConn, error) {
+	return dial(s.cfg.Address, s.cfg.TLS, func(err error) {
+		if s.cfg.Handshake != nil && s.cfg.Handshake(err) {
+			s.retry.Store(true)
+		}
+	})
+}
+
+// errMove means that the controller asked for another session, for which there
+// is a connection.
+var errMove = errors.New("the controller asked for another session")
+
+// move makes the connection of the next session while this one goes on. Without
+// one the session stays until the controller ends it.
+func (s *Session) move(ctx context.Context, within time.Duration) error {
+	conn, err := s.dial()
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(max(within/2, time.Second), connectTimeout))
+	defer cancel()
+	if err := ready(ctx, conn); err != nil {
+		_ = conn.Close() // the error says more
+		s.cfg.Logger.Info("stay: no connection for another session", "controller", s.cfg.Address, "error", err)
+		return nil
+	}
+	s.next = conn
+	return errMove
+}
+
 // hello says what runs and, as news, the router's conditions.
 func (s *Session) hello(stream pb.SessionService_ConnectClient) error {
 	h, st := s.cfg.Hello, s.cfg.Status()
@@ -215,8 +278,14 @@ func (s *Session) receive(stream pb.SessionService_ConnectClient, m *pb.ConnectR
 			s.cfg.Deliver(s.push(arm.Desired))
 		case *pb.ConnectResponse_Settings:
 			replace(settings, arm.Settings)
+			s.backoff.Spread = arm.Settings.GetReconnectSpread().AsDuration()
+			s.cfg.Probe(wire.ToProbe(arm.Settings.GetProbe()))
 			if c := arm.Settings.GetClock(); c != nil {
 				s.cfg.Clock(c.AsTime())
+			}
+		case *pb.ConnectResponse_Move:
+			if err := s.move(stream.Context(), arm.Move.GetWithin().AsDuration()); err != nil {
+				return err
 			}
 		default: // of a later version
 		}
@@ -248,17 +317,22 @@ func (s *Session) push(m *pb.Desired) Push {
 // the only sender; when the controller is slow it waits here, and the outbox
 // keeps only the newest.
 func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, settings <-chan *pb.Settings, received <-chan struct{}) error {
-	every, differences := defaultReportInterval, false
+	every, differences, origin := defaultReportInterval, false, ""
 	due := time.NewTimer(jittered(s.cfg.Jitter, every))
 	defer due.Stop()
+	renew := time.NewTimer(s.renewIn())
+	defer renew.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-received:
 			return nil
+		case <-renew.C:
+			s.renew(ctx, conn)
+			renew.Reset(max(s.renewIn(), time.Second))
 		case set := <-settings:
-			differences = set.GetDifferences()
+			differences, origin = set.GetDifferences(), set.GetOrigin()
 			if d := set.GetReportInterval().AsDuration(); d > 0 {
 				every = d
 				due.Reset(jittered(s.cfg.Jitter, every)) // spread over the fleet
@@ -267,14 +341,14 @@ func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.Ses
 			due.Reset(every)
 			s.cfg.Outbox.PutReport()
 		case <-s.cfg.Outbox.Ready():
-			if err := s.sendWork(ctx, conn, stream, differences); err != nil {
+			if err := s.sendWork(ctx, conn, stream, differences, origin); err != nil {
 				return cause(ctx, err)
 			}
 		}
 	}
 }
 
-func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, differences bool) error {
+func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, differences bool, origin string) error {
 	w := s.cfg.Outbox.Take(s.stream)
 	if w.Status != nil {
 		if err := s.sendStatus(stream, w.Status, w.Nonce); err != nil {
@@ -282,8 +356,7 @@ func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb
 		}
 	}
 	if w.Report {
-		report := s.report(differences)
-		if err := stream.Send(&pb.ConnectRequest{Message: &pb.ConnectRequest_Report{Report: report}}); err != nil {
+		if err := s.sendReport(stream, differences, origin); err != nil {
 			return err
 		}
 	}
@@ -293,16 +366,40 @@ func (s *Session) sendWork(ctx context.Context, conn *grpc.ClientConn, stream pb
 	return nil
 }
 
-// report returns the next report, as a difference if it may be one.
-func (s *Session) report(differences bool) *pb.Report {
-	before, whole := s.sent, wire.FromReport(s.cfg.Report())
-	s.sent = whole
-	if !differences || before == nil || s.differences+1 >= wholeEvery {
-		s.differences = 0
-		return whole
+// sendReport sends the next report, as a difference if it may be one. The first
+// report of a stream comes behind the one that was sent last on an earlier
+// stream, from which a controller that knows nothing of the router begins to
+// count. origin is the controller's on this stream; empty: it doesn't care.
+func (s *Session) sendReport(stream pb.SessionService_ConnectClient, differences bool, origin string) error {
+	if !s.sent && s.sentTo != "" {
+		s.sentLast.Again = s.sentTo
+		if err := s.sendRaw(stream, &s.sentLast.Report, nil); err != nil {
+			return err
+		}
+		s.sentLast.Again = ""
+		s.sent, s.differences = true, 0
 	}
-	s.differences++
-	return wire.Difference(whole, before)
+	r := s.cfg.Report()
+	var before *plan.Report
+	if differences && s.sent && s.differences+1 < wholeEvery {
+		before = &s.sentLast.Report
+		s.differences++
+	} else {
+		s.differences = 0
+	}
+	err := s.sendRaw(stream, r, before)
+	s.sentLast.Copy(r)
+	s.sent, s.sentTo = true, origin
+	return err
+}
+
+// sendRaw sends a report that package wire has written: to the generated code
+// it is a field that it doesn't know and passes on.
+func (s *Session) sendRaw(stream pb.SessionService_ConnectClient, r, before *plan.Report) error {
+	s.raw = wire.AppendReportRequest(s.raw[:0], r, before)
+	m := &pb.ConnectRequest{}
+	m.ProtoReflect().SetUnknown(s.raw)
+	return stream.Send(m)
 }
 
 func (s *Session) sendStatus(stream pb.SessionService_ConnectClient, st *plan.Status, nonce uint64) error {

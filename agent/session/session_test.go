@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/cakefleet/cakefleet/internal/backoff"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -26,7 +28,7 @@ func seeded(t *testing.T) *rand.Rand {
 
 // fleet.md 53: the controller is away for two days; the agent tries on at the
 // capped interval and is there within it afterwards.
-func TestRetriesForEver(t *testing.T) {
+func TestFleet053_RetriesForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Jitter: seeded(t)})
 		tries := 0
@@ -49,44 +51,10 @@ func TestRetriesForEver(t *testing.T) {
 		if want := 48 * 120; tries < want*9/10 || tries > want*11/10 {
 			t.Errorf("%d tries in 48 hours, want about %d", tries, want)
 		}
-		if late := there.Sub(back); late > capWait {
+		if late := there.Sub(back); late > backoff.CapWait {
 			t.Errorf("it came back after %v", late)
 		}
 	})
-}
-
-// After a power cut a fleet must not come at one moment, and a controller that
-// accepts and closes must not be hammered.
-func TestFirstAttemptsSpread(t *testing.T) {
-	random := seeded(t)
-	var sum, last time.Duration
-	const n = 2000
-	for range n {
-		b := backoff{random: random}
-		d := b.next()
-		if d < 0 || d > firstWait {
-			t.Fatalf("first wait %v", d)
-		}
-		sum, last = sum+d, max(last, d)
-	}
-	if mean := sum / n; mean < firstWait*4/10 || mean > firstWait*6/10 || last < firstWait*9/10 {
-		t.Errorf("mean %v, longest %v: not spread over %v", mean, last, firstWait)
-	}
-	b := backoff{random: random}
-	var highest time.Duration
-	for range 1000 {
-		highest = max(highest, b.next())
-	}
-	if highest > capWait || highest < capWait*9/10 {
-		t.Errorf("longest wait %v, want nearly %v", highest, capWait)
-	}
-	b.good()
-	for range 100 {
-		b.attempts = 1
-		if d := b.next(); d > baseWait {
-			t.Errorf("after a good session: %v", d)
-		}
-	}
 }
 
 func TestShortSessionsKeepBackingOff(t *testing.T) {
@@ -106,34 +74,16 @@ func TestShortSessionsKeepBackingOff(t *testing.T) {
 }
 
 func TestControllerAsksToStayAway(t *testing.T) {
-	refusal := func(d time.Duration) error {
-		s, err := status.New(codes.ResourceExhausted, "too many").WithDetails(
-			&errdetails.ErrorInfo{Reason: "ADMISSION"}, &errdetails.RetryInfo{RetryDelay: durationpb.New(d)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s.Err()
-	}
-	for in, want := range map[time.Duration]time.Duration{
-		90*time.Second + 5*time.Millisecond: 90*time.Second + 5*time.Millisecond,
-		0:                                   0,
-		time.Millisecond:                    time.Millisecond,
-		48 * time.Hour:                      time.Hour,
-		-time.Second:                        time.Hour,
-	} {
-		if got := retryAfter(refusal(in)); got != want {
-			t.Errorf("%v: got %v, want %v", in, got, want)
-		}
-	}
-	if got := retryAfter(errors.New("refused")); got != 0 {
-		t.Errorf("plain error: %v", got)
+	refusal, err := status.New(codes.ResourceExhausted, "too many").WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(2 * time.Minute)})
+	if err != nil {
+		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{Jitter: seeded(t)})
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		tries := 0
-		s.open = func(context.Context) (time.Duration, error) { tries++; return 0, refusal(2 * time.Minute) }
+		s.open = func(context.Context) (time.Duration, error) { tries++; return 0, refusal.Err() }
 		if err := s.Run(ctx); err != nil || tries != 1 {
 			t.Errorf("%d tries within a minute, %v", tries, err)
 		}

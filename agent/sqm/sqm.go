@@ -26,7 +26,7 @@ type Queue struct {
 // Parse reads a configuration. An error names the line; what makes sense but
 // can't be carried over is in Notes.
 func Parse(text string) ([]Queue, error) {
-	sections, err := parseUCI(text)
+	sections, err := parseUCI(strings.TrimPrefix(text, "\ufeff")) // what some editors put in front
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func Parse(text string) ([]Queue, error) {
 		all = append(all, q)
 	}
 	if len(all) == 0 {
-		return nil, errors.New("there is no queue in it")
+		return nil, errors.New("there is no queue in it: a queue begins with a line such as config queue 'eth1', as in /etc/config/sqm")
 	}
 	return all, nil
 }
@@ -106,7 +106,7 @@ func (r *reader) convert() {
 		downWords += " wash"
 	}
 	upWords := "bandwidth " + up + layer + tins[1]
-	cake := runsCake(script)
+	cake := runsCake(script) || qdisc == "cake" && !ownScript(script)
 	r.q.Link.Down = r.words(downWords, "iqdisc_opts", cake)
 	r.q.Link.Up = r.words(upWords, "eqdisc_opts", cake)
 	if r.err == nil {
@@ -115,6 +115,11 @@ func (r *reader) convert() {
 		}
 	}
 	r.others()
+}
+
+// ownScript reports whether a script comes with sqm-scripts.
+func ownScript(script string) bool {
+	return runsCake(script) || script == "simple" || script == "simplest" || script == "simplest_tbf"
 }
 
 func runsCake(script string) bool { return script == "layer_cake" || script == "piece_of_cake" }

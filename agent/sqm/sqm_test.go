@@ -94,6 +94,84 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// TestCommon reads configurations of the kinds that people publish.
+func TestCommon(t *testing.T) {
+	const (
+		ethernet = "linklayer ethernet\noverhead 44\ntcMPU 84\n"
+		plain    = " nowash no-ack-filter split-gso rtt 100ms "
+		line     = "noatm overhead 44 mpu 84"
+	)
+	for _, c := range []struct {
+		name, script, down, up, more string
+		wantDown, wantUp             string // behind the bandwidth
+		note                         string // empty: none
+	}{
+		{
+			"PPPoE by host", "layer_cake.qos", "ingress nat dual-dsthost", "nat dual-srchost", ethernet,
+			"diffserv3 dual-dsthost nat nowash ingress no-ack-filter split-gso rtt 100ms " + line, "diffserv3 dual-srchost nat" + plain + line, "",
+		},
+		{
+			"one tin, use_mq of new versions", "piece_of_cake.qos", "", "ack-filter", ethernet + "use_mq 0\n",
+			"besteffort triple-isolate nat" + plain + line, "besteffort triple-isolate nat nowash ack-filter split-gso rtt 100ms " + line, "leave out nat on upload",
+		},
+		{
+			"accounting in the options", "layer_cake.qos", "diffserv4 rtt 60ms", "diffserv4 rtt 60ms mpu 64 noatm overhead 18", "linklayer none\n",
+			"diffserv4 triple-isolate nat nowash no-ack-filter split-gso rtt 60ms raw overhead 0", "diffserv4 triple-isolate nat nowash no-ack-filter split-gso rtt 60ms noatm overhead 18 mpu 64", "",
+		},
+		{
+			"cable", "layer_cake.qos", "docsis", "docsis ack-filter", "",
+			"diffserv3 triple-isolate nat" + plain + "noatm overhead 18 mpu 64", "diffserv3 triple-isolate nat nowash ack-filter split-gso rtt 100ms noatm overhead 18 mpu 64", "",
+		},
+		{
+			"memory", "layer_cake.qos", "memlimit 4Mb rtt 50000", "memlimit 33554432 metro", ethernet,
+			"diffserv3 triple-isolate nat nowash no-ack-filter split-gso rtt 50ms " + line + " memlimit 4Mb", "diffserv3 triple-isolate nat nowash no-ack-filter split-gso rtt 10ms " + line + " memlimit 32Mb", "",
+		},
+		{
+			"DSL", "layer_cake.qos", "pppoe-ptm ether-vlan", "bridged-llcsnap", "",
+			"diffserv3 triple-isolate nat" + plain + "ptm overhead 34", "diffserv3 triple-isolate nat" + plain + "atm overhead 32", "",
+		},
+		{
+			"somebody's script for cake", "layer_cake_ct.qos", "diffserv4 dual-dsthost", "diffserv4 fwmark 0xff", ethernet,
+			"diffserv4 dual-dsthost nat" + plain + line, "diffserv4 triple-isolate nat" + plain + line + " fwmark 0xff", "not one of sqm-scripts' own",
+		},
+		{
+			"HTB", "simple.qos", "ecn", "", ethernet,
+			"diffserv3 triple-isolate nat" + plain + line, "diffserv3 triple-isolate nat" + plain + line, `iqdisc_opts "ecn" are not options of cake`,
+		},
+		{
+			"a word of long ago", "layer_cake.qos", "nat", "diffserv-llt", ethernet,
+			"diffserv3 triple-isolate nat" + plain + line, "diffserv3 triple-isolate nat" + plain + line, `"diffserv-llt": unknown`,
+		},
+		{
+			"options left empty", "layer_cake.qos", "", "", "linklayer ethernet\noverhead ''\ntcMPU ''\nitarget ''\nilimit ''\n",
+			"diffserv3 triple-isolate nat" + plain + "noatm overhead 0", "diffserv3 triple-isolate nat" + plain + "noatm overhead 0", "",
+		},
+		{
+			"somebody's option", "layer_cake.qos", "", "", ethernet + "autorate 1\n",
+			"diffserv3 triple-isolate nat" + plain + line, "diffserv3 triple-isolate nat" + plain + line, `autorate "1" has no counterpart`,
+		},
+	} {
+		text := "\ufeffconfig queue 'wan'\n"
+		for line := range strings.Lines("enabled 1\ninterface pppoe-wan\ndownload 50000\nupload 20000\nqdisc cake\nsquash_dscp 0\nsquash_ingress 0\n" +
+			"script " + c.script + "\niqdisc_opts '" + c.down + "'\neqdisc_opts '" + c.up + "'\n" + c.more) {
+			text += "\toption " + line
+		}
+		queues, err := Parse(text)
+		if err != nil || len(queues) != 1 {
+			t.Errorf("%s: %d queues, error %v", c.name, len(queues), err)
+			continue
+		}
+		q := queues[0]
+		if diff := cmp.Diff([]string{"bandwidth 50Mbit " + c.wantDown, "bandwidth 20Mbit " + c.wantUp}, []string{q.Link.Down.Keywords(), q.Link.Up.Keywords()}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", c.name, diff)
+		}
+		notes := strings.Join(q.Notes, "\n")
+		if c.note == "" && notes != "" || !strings.Contains(notes, c.note) {
+			t.Errorf("%s: notes %q, want %q", c.name, notes, c.note)
+		}
+	}
+}
+
 func TestSplit(t *testing.T) {
 	for line, want := range map[string][]string{
 		"":                                nil,

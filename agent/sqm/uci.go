@@ -50,7 +50,7 @@ func parseUCI(text string) ([]section, error) {
 			all = append(all, s)
 		case (words[0] == "option" || words[0] == "list") && len(words) == 3:
 			if len(all) == 0 {
-				return nil, fmt.Errorf("line %d: %s %s is in no section", i+1, words[0], words[1])
+				return nil, fmt.Errorf("line %d: %s %s is in no section: a line such as config queue 'eth1' must come before it", i+1, words[0], words[1])
 			}
 			s := &all[len(all)-1]
 			s.options = append(s.options, option{name: words[1], value: words[2], line: i + 1, list: words[0] == "list"})

@@ -30,7 +30,10 @@ func replaceFile(f files, dir, name string, b []byte) error {
 	temp := path + ".new"
 	if err := f.writeSync(temp, b, 0o600); err != nil {
 		// A full flash must not be kept full by what did not fit.
-		return errors.Join(fmt.Errorf("write %s: %w", temp, err), ignoreMissing(f.remove(temp)))
+		if _, named := errors.AsType[*fs.PathError](err); !named {
+			err = fmt.Errorf("write %s: %w", temp, err)
+		}
+		return errors.Join(err, ignoreMissing(f.remove(temp)))
 	}
 	if err := f.rename(temp, path); err != nil {
 		return err

@@ -61,7 +61,10 @@ func open(dir string, f files) (*Store, State, error, error) {
 		st, generation, err := s.read(name)
 		if err != nil {
 			if !errors.Is(err, fs.ErrNotExist) {
-				details = errors.Join(details, fmt.Errorf("%s: %w", filepath.Join(dir, name), err))
+				if _, named := errors.AsType[*fs.PathError](err); !named {
+					err = fmt.Errorf("%s: %w", filepath.Join(dir, name), err)
+				}
+				details = errors.Join(details, err)
 			}
 			continue
 		}

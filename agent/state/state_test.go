@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -233,4 +234,30 @@ type fullDisk struct{ osFiles }
 
 func (fullDisk) writeSync(path string, b []byte, mode fs.FileMode) error {
 	return errors.Join(osFiles{}.writeSync(path, b[:len(b)/2], mode), errFull)
+}
+
+// A second agent in one directory is kept out, and what it is told says what to
+// do. Locking writes nothing to flash.
+func TestLock(t *testing.T) {
+	dir := t.TempDir()
+	first, err := Lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Lock(dir); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), dir) {
+		t.Errorf("the second: %v", err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	again, err := Lock(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Close(); err != nil {
+		t.Error(err)
+	}
+	if files, err := os.ReadDir(dir); len(files) != 0 || err != nil {
+		t.Errorf("left are %v, %v", files, err)
+	}
 }

@@ -24,7 +24,11 @@ func openDataplane(o options, log hclog.Logger) (*wan.Plane, error) {
 		Interface: o.iface,
 		Logger:    log,
 		Open: func() (dataplane.Dataplane, string, error) {
-			return auto.Open(candidates(o, log), log)
+			d, err := auto.Open(candidates(o, log), log)
+			if err != nil {
+				return nil, "", err
+			}
+			return d, d.Name(), nil
 		},
 	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"flag"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 
@@ -19,12 +21,16 @@ import (
 // options are what the command line and the configuration file say.
 type options struct {
 	controller, iface, stateDir string
-	token, tokenFile            string
+	token, tokenFile, caPin     string
+	serialNumber                string
+	printKey                    bool
 	routerModel, dataplane      string
 	maxRate                     engine.BitsPerSecond
 	logLevel                    string
 	logJSON, version            bool
 	takeover                    bool
+	probe                       string
+	probeInterval               time.Duration
 	importSQM                   string
 }
 
@@ -34,13 +40,17 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	var o options
 	var config string
 	f := flag.NewFlagSet("cakefleet-agent", flag.ContinueOnError)
-	f.SetOutput(out)
+	f.SetOutput(io.Discard) // one thing is wrong, and all flags would hide it
+	f.Usage = func() {}
 	f.StringVar(&config, "config", "", "`file` with lines \"name value\" for any of these flags; # begins a comment")
 	f.StringVar(&o.controller, "controller", "", "`host:port` of the controller (port 8443 if left out)")
 	f.StringVar(&o.iface, "interface", "", "WAN `interface` to shape, such as eth0 or pppoe-wan")
 	f.StringVar(&o.stateDir, "state-dir", "/etc/cakefleet", "`directory` on flash for identity and last known good state")
 	f.StringVar(&o.token, "token", "", "join `token`, needed once, from cakefleetctl token create")
 	f.StringVar(&o.tokenFile, "token-file", "", "`file` with the join token")
+	f.StringVar(&o.caPin, "ca-pin", "", "`pin` of the fleet's authority, from cakefleetctl router pin: join without a token, an operator approves")
+	f.StringVar(&o.serialNumber, "serial", "", "serial `number` to tell when joining (found out if left out)")
+	f.BoolVar(&o.printKey, "print-key", false, "print the serial number and the fingerprint of this router's key, made if there is none, and exit")
 	f.StringVar(&o.routerModel, "router-model", "", "hardware `model` to report (found out if left out)")
 	f.StringVar(&o.dataplane, "dataplane", "auto", "what shapes: kernel (sch_cake), userspace, or auto: kernel where there is sch_cake")
 	f.BoolVar(&o.takeover, "takeover", false, "replace a qdisc that somebody else has put on the interface, until the agent stops")
@@ -48,12 +58,19 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 		o.maxRate, err = engine.ParseRate(s)
 		return err
 	})
+	f.StringVar(&o.probe, "probe", "", "`host` to measure the delay to, idle and under load, whatever the controller says; off: none (default as the controller says)")
+	f.DurationVar(&o.probeInterval, "probe-interval", 10*time.Second, "`time` between two echoes to the host of --probe, 1s to 1h")
 	f.StringVar(&o.importSQM, "import-sqm", "", "print what the `file` of sqm-scripts, /etc/config/sqm, becomes here, and exit")
 	f.StringVar(&o.logLevel, "log-level", "info", "trace, debug, info, warn or error")
 	f.BoolVar(&o.logJSON, "log-json", false, "log JSON")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
-	if err := f.Parse(args); err != nil {
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(out, "Usage of cakefleet-agent:")
+		f.SetOutput(out)
+		f.PrintDefaults()
 		return o, err
+	} else if err != nil {
+		return o, fmt.Errorf("%w; see cakefleet-agent --help", err)
 	}
 	if f.NArg() > 0 {
 		return o, fmt.Errorf("%q: flags only, each with two dashes", f.Arg(0))
@@ -63,7 +80,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 			return o, err
 		}
 	}
-	if o.version || o.importSQM != "" {
+	if o.version || o.importSQM != "" || o.printKey {
 		return o, nil
 	}
 	return o, o.validate()
@@ -116,6 +133,8 @@ func (o *options) validate() error {
 		return errors.New("--token and --token-file: give one of them")
 	case hclog.LevelFromString(o.logLevel) == hclog.NoLevel:
 		return fmt.Errorf("--log-level %q: must be trace, debug, info, warn or error", o.logLevel)
+	case o.probeInterval < time.Second || o.probeInterval > time.Hour:
+		return fmt.Errorf("--probe-interval %v: must be 1s to 1h", o.probeInterval)
 	case !slices.Contains([]string{"auto", "userspace", "kernel"}, o.dataplane):
 		return fmt.Errorf("--dataplane %q: must be auto, userspace or kernel", o.dataplane)
 	}
@@ -162,19 +181,32 @@ func (o options) joinToken() (string, error) {
 
 // model returns how the hardware calls itself.
 func (o options) model() string {
-	if o.routerModel != "" {
-		return o.routerModel
-	}
-	for _, path := range []string{
+	return cmp.Or(o.routerModel, firstLine(
 		"/tmp/sysinfo/model",                       // OpenWrt
 		"/proc/device-tree/model",                  // most boards
 		"/sys/devices/virtual/dmi/id/product_name", // PCs
-	} {
+	), "unknown")
+}
+
+// serial returns the serial number: the board's, or else the hardware address
+// of the first Ethernet port, which is what most routers have on their label.
+func (o options) serial() string {
+	s := cmp.Or(o.serialNumber, firstLine(
+		"/proc/device-tree/serial-number",
+		"/sys/devices/virtual/dmi/id/product_serial",
+		"/sys/class/net/eth0/address",
+	))
+	return strings.ToUpper(strings.NewReplacer(":", "", " ", "-", "/", "-", ",", "-").Replace(s))
+}
+
+// firstLine returns what the first of the files has that has anything.
+func firstLine(paths ...string) string {
+	for _, path := range paths {
 		if b, err := os.ReadFile(path); err == nil {
 			if s := strings.TrimSpace(strings.TrimRight(string(b), "\x00")); s != "" {
 				return s
 			}
 		}
 	}
-	return "unknown"
+	return ""
 }

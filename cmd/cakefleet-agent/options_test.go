@@ -66,6 +66,24 @@ func TestTokenFileMayComeLater(t *testing.T) {
 	}
 }
 
+// What is printed once is printed again: the key is kept.
+func TestPrintKey(t *testing.T) {
+	o := options{stateDir: filepath.Join(t.TempDir(), "state"), serialNumber: "ab:cd 1"}
+	var first, second strings.Builder
+	if err := printKey(&first, o); err != nil {
+		t.Fatal(err)
+	}
+	if err := printKey(&second, o); err != nil || second.String() != first.String() {
+		t.Errorf("%v: %q, then %q", err, first.String(), second.String())
+	}
+	if serial, key, ok := strings.Cut(first.String(), " "); !ok || serial != "ABCD-1" || len(key) != 65 {
+		t.Errorf("printed %q", first.String())
+	}
+	if o, err := parseOptions([]string{"--print-key", "--state-dir", "x"}, io.Discard); err != nil || !o.printKey {
+		t.Errorf("no controller is needed: %v", err)
+	}
+}
+
 // A hangup with a changed file starts anew, with a broken one changes nothing.
 func TestReload(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config")

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"strconv"
 	"time"
@@ -11,13 +14,18 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/cakefleet/cakefleet/agent"
+	"github.com/cakefleet/cakefleet/agent/identity"
+	"github.com/cakefleet/cakefleet/agent/state"
 )
 
 // serve runs an agent until ctx ends.
 func serve(ctx context.Context, o options, log hclog.Logger) error {
+	if err := o.checkToken(); err != nil {
+		return err
+	}
 	plane, err := openDataplane(o, log)
 	if err != nil {
-		return err
+		return rights(err)
 	}
 	seconds, err := strconv.ParseInt(built, 10, 64)
 	if err != nil {
@@ -27,6 +35,8 @@ func serve(ctx context.Context, o options, log hclog.Logger) error {
 		Controller:    o.controller,
 		StateDir:      o.stateDir,
 		Token:         o.joinToken,
+		Pin:           o.caPin,
+		Serial:        o.serial(),
 		Version:       version,
 		Model:         o.model(),
 		Built:         time.Unix(seconds, 0),
@@ -34,13 +44,60 @@ func serve(ctx context.Context, o options, log hclog.Logger) error {
 		Dataplane:     plane,
 		DataplaneName: plane.Name,
 		Interface:     plane,
+		Probe:         o.probe,
+		ProbeInterval: o.probeInterval,
 		Logger:        log,
 	})
 	if err != nil {
 		return errors.Join(err, plane.Close())
 	}
 	log.Info("agent starts", "version", version, "interface", o.iface, "controller", o.controller, "dataplane", plane.Name())
-	return a.Run(ctx)
+	return rights(a.Run(ctx))
+}
+
+// checkToken returns an error if the router can only join and its token is none.
+// A router that has joined, or has something to shape, goes on whatever the
+// token is, and a file may get a better one.
+func (o options) checkToken() error {
+	if o.token == "" || o.tokenFile != "" {
+		return nil
+	}
+	_, err := identity.ParseToken(o.token)
+	if err == nil {
+		return nil
+	}
+	if _, errID := identity.Load(o.stateDir); !errors.Is(errID, identity.ErrNone) {
+		return nil
+	}
+	if _, _, _, errState := state.Open(o.stateDir); !errors.Is(errState, state.ErrNone) {
+		return nil
+	}
+	return err
+}
+
+// rights says what it takes if the kernel did not permit something.
+func rights(err error) error {
+	if errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("the agent needs root, or CAP_NET_ADMIN to shape, CAP_NET_RAW for --probe and a state directory that it may write: %w", err)
+	}
+	return err
+}
+
+// printKey prints what an operator needs to announce this router.
+func printKey(w io.Writer, o options) error {
+	if err := os.Mkdir(o.stateDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("state directory: %w", err)
+	}
+	key, err := identity.OwnKey(o.stateDir)
+	if err != nil {
+		return err
+	}
+	fingerprint, err := identity.Fingerprint(key)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, cmp.Or(o.serial(), "unknown"), fingerprint)
+	return err
 }
 
 // follow waits for the agent to end, and ends it when a hangup brought new

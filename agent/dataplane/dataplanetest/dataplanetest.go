@@ -5,6 +5,7 @@ package dataplanetest
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 
@@ -20,6 +21,9 @@ type Subject struct {
 	dataplane.Dataplane
 	// MaxRate is the rate above which it must refuse.
 	MaxRate engine.BitsPerSecond
+	// Speed is that of the interface, above which it must refuse, too; 0: it has
+	// none, or one above MaxRate.
+	Speed engine.BitsPerSecond
 	// Shaping tells whether packets are shaped now, seen from outside.
 	Shaping func() bool
 }
@@ -109,15 +113,23 @@ func testApplyThenChange(t *testing.T, s Subject) {
 func testRejected(t *testing.T, s Subject) {
 	l := Link()
 	apply(t, s, l)
-	for _, c := range []struct {
+	type rejection struct {
 		field  string
 		change func(*plan.Link)
-	}{
-		{"down.rate", func(l *plan.Link) { l.Down.Rate = s.MaxRate + 1 }},
-		{"up.rate", func(l *plan.Link) { l.Up.Rate = s.MaxRate + 1 }},
-		{"up", func(l *plan.Link) { l.Up.MPU = 10_000 }},
-		{"down", func(l *plan.Link) { l.Down.RTT = 0 }},
-	} {
+		reason string // has this in it
+	}
+	cases := []rejection{
+		{"down.rate", func(l *plan.Link) { l.Down.Rate = s.MaxRate + 1 }, s.MaxRate.String()},
+		{"up.rate", func(l *plan.Link) { l.Up.Rate = s.MaxRate + 1 }, s.MaxRate.String()},
+		{"up", func(l *plan.Link) { l.Up.MPU = 10_000 }, ""},
+		{"down", func(l *plan.Link) { l.Down.RTT = 0 }, ""},
+	}
+	if s.Speed != 0 {
+		cases = append(cases,
+			rejection{"down.rate", func(l *plan.Link) { l.Down.Rate = s.Speed + 1 }, "speed of"},
+			rejection{"up.rate", func(l *plan.Link) { l.Up.Rate = s.Speed + 1 }, "speed of"})
+	}
+	for _, c := range cases {
 		bad := Link()
 		c.change(&bad)
 		_, err := s.Apply(context.Background(), bad)
@@ -126,8 +138,11 @@ func testRejected(t *testing.T, s Subject) {
 			t.Errorf("%s: error is %v, want a RejectedError", c.field, err)
 			continue
 		}
-		if rejected.Field != c.field || rejected.Reason == "" {
-			t.Errorf("rejected %q because %q, want field %q and a reason", rejected.Field, rejected.Reason, c.field)
+		if rejected.Field != c.field || rejected.Reason == "" || !strings.Contains(rejected.Reason, c.reason) {
+			t.Errorf("rejected %q because %q, want field %q and a reason with %q", rejected.Field, rejected.Reason, c.field, c.reason)
+		}
+		if errors.Is(err, dataplane.ErrUnsupported) {
+			t.Errorf("%s: %v: another data plane would refuse it, too", c.field, err)
 		}
 		wantRuns(t, s, l)
 	}

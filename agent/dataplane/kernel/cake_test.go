@@ -237,8 +237,8 @@ func FuzzDecode(f *testing.F) {
 		f.Add(body)
 	}
 	f.Add(request(unix.RTM_NEWQDISC, 0, func(b *nlmsg.Builder) { tcmsg(b, 1, 2, 3, 4) })[16:])
-	f.Add(newFilter(1, "matchall", 2, 3, true)[16:])
-	f.Add(newFilter(1, "u32", 2, 3, false)[16:])
+	f.Add(newFilter(1, "matchall", 2, 3, "connmark")[16:])
+	f.Add(newFilter(1, "u32", 2, 3, "ctinfo")[16:])
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, order := range []nlmsg.Order{nlmsg.BigEndian(), nlmsg.LittleEndian()} {
 			q, ok := decodeQdisc(order, nlmsg.Message{Type: unix.RTM_NEWQDISC, Body: body})

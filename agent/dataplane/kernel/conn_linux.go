@@ -9,7 +9,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nic"
 	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
+	"github.com/cakefleet/cakefleet/engine"
 )
 
 // conn is an rtnetlink socket, or a fake kernel. It has one caller at a time.
@@ -17,6 +19,8 @@ type conn interface {
 	// do sends one request and returns all answers to it but the
 	// acknowledgement. An error of the kernel is a *kernelError.
 	do(req []byte) ([]nlmsg.Message, error)
+	// speed returns the speed of an interface; 0 where it has none.
+	speed(iface string) engine.BitsPerSecond
 	close() error
 }
 
@@ -74,6 +78,8 @@ func (s *socket) setUp() error {
 	_ = unix.SetsockoptInt(s.fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)
 	return nil
 }
+
+func (s *socket) speed(iface string) engine.BitsPerSecond { return nic.Speed(s.fd, iface) }
 
 func (s *socket) close() error {
 	if s.fd == -1 {

@@ -32,6 +32,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/offload"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
@@ -58,6 +59,8 @@ type Dataplane struct {
 
 	mu     sync.Mutex // guards what follows, and serializes the methods
 	conn   conn
+	watch  looker // nil: what takes packets past us is not known
+	bypass string // what does, as it was last said
 	closed bool
 
 	running *running // nil: nothing is shaped
@@ -68,11 +71,19 @@ type Dataplane struct {
 	passing int      // how often in a row download was seen to pass by
 }
 
+// looker knows what takes packets past netfilter's hooks and queueing
+// disciplines: an offload.Watch, or a fake.
+type looker interface {
+	Look(now, ppp bool) ([]offload.Table, error)
+	Close() error
+}
+
 // running is what the last successful Apply made.
 type running struct {
 	link             plan.Link
 	index, ifb       uint32 // of the interfaces; ifb is 0 while download is left alone
 	upOn, downOn     bool
+	ppp              bool // it is a PPP session, such as PPPoE
 	up, down         counters
 	queues           map[uint32]*counters // of cake_mq, by the parent of the queue
 	received, shaped uint64               // packets when it was made: on the interface, and by the ifb
@@ -89,7 +100,16 @@ func Open(c Config) (*Dataplane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open data plane on %s: %w", c.Interface, err)
 	}
-	return open(c, s)
+	d, err := open(c, s)
+	if err != nil {
+		return nil, err
+	}
+	if w, err := offload.Open(c.Interface); err != nil {
+		d.log.Info("flow offload can't be seen", "error", err) // shaping does without
+	} else {
+		d.watch = w
+	}
+	return d, nil
 }
 
 func open(c Config, conn conn) (*Dataplane, error) {
@@ -148,12 +168,12 @@ func (d *Dataplane) check(name string, c engine.Config) error {
 		return &dataplane.RejectedError{Field: name, Reason: err.Error()}
 	}
 	if c.Tins > engine.Precedence {
-		return &dataplane.RejectedError{Field: name + ".tins", Reason: fmt.Sprintf("sch_cake has no %s; the userspace data plane has", c.Tins)}
+		return &dataplane.RejectedError{Field: name + ".tins", Reason: fmt.Sprintf("sch_cake has no %s; the userspace data plane has", c.Tins), Unsupported: true}
 	}
 	if limit := d.cfg.MaxRate; limit != 0 && c.Rate > limit {
 		return &dataplane.RejectedError{Field: name + ".rate", Reason: fmt.Sprintf("%s is more than the %s that this router may shape", c.Rate, limit)}
 	}
-	return nil
+	return dataplane.TooFast(name, c.Rate, d.conn.speed(d.cfg.Interface), d.cfg.Interface)
 }
 
 // on reports whether a direction needs a qdisc.
@@ -177,6 +197,18 @@ func (d *Dataplane) clear() error {
 	return nil
 }
 
+// Lost tells that there is no interface of the name at the moment. What is left
+// of the one that was there, or is on it under another name, is removed.
+func (d *Dataplane) Lost() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.index == 0 {
+		return nil
+	}
+	d.running, d.passing = nil, 0
+	return d.removeOrphans()
+}
+
 // Stats implements dataplane.Dataplane. ok is false, too, when somebody has
 // changed or removed what Apply made, or download is seen to pass by: the next
 // Apply mends it.
@@ -195,6 +227,29 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 	return true
 }
 
+// Bypass says what takes packets past cake that only somebody else can turn off;
+// empty if nothing does. It looks at most every minute.
+func (d *Dataplane) Bypass() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.running == nil || d.watch == nil {
+		return ""
+	}
+	tables, err := d.watch.Look(false, d.running.ppp)
+	if err != nil {
+		d.log.Debug("flow offload can't be seen", "error", err)
+	}
+	before := d.bypass
+	d.bypass = offload.PastQdiscs(tables, d.running.upOn && d.running.link.Up.Fwmark != 0)
+	switch {
+	case d.bypass != "" && before == "":
+		d.log.Warn("flow offload is in the way", "reason", d.bypass)
+	case d.bypass == "" && before != "":
+		d.log.Info("flow offload is not in the way any more")
+	}
+	return d.bypass
+}
+
 // Close implements dataplane.Dataplane.
 func (d *Dataplane) Close() error {
 	d.mu.Lock()
@@ -203,5 +258,9 @@ func (d *Dataplane) Close() error {
 		return nil
 	}
 	d.closed = true
-	return errors.Join(d.clear(), d.conn.close())
+	err := errors.Join(d.clear(), d.conn.close())
+	if d.watch != nil {
+		err = errors.Join(err, d.watch.Close())
+	}
+	return err
 }

@@ -15,11 +15,15 @@ import (
 	"github.com/cakefleet/cakefleet/agent/dataplane"
 	"github.com/cakefleet/cakefleet/agent/dataplane/dataplanetest"
 	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/offload"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
-const testMaxRate = 1_000_000_000
+const (
+	testMaxRate = 1_000_000_000
+	testSpeed   = engine.BitsPerSecond(500_000_000) // of the fake's interfaces
+)
 
 func openFake(t *testing.T, k *fakeKernel, change func(*Config)) *Dataplane {
 	t.Helper()
@@ -66,7 +70,7 @@ func TestContract(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return dataplanetest.Subject{Dataplane: d, MaxRate: testMaxRate, Shaping: func() bool {
+		return dataplanetest.Subject{Dataplane: d, MaxRate: testMaxRate, Speed: testSpeed, Shaping: func() bool {
 			eth0 := k.link("eth0")
 			return eth0.root != nil || len(eth0.filters) > 0
 		}}
@@ -328,6 +332,81 @@ func TestInterfaceComesBack(t *testing.T) {
 	}
 }
 
+// An interface under another name is somebody else's: nothing of ours stays on
+// it, and it is shaped again when it has its name back.
+func TestRenamed(t *testing.T) {
+	for name, leave := range map[string]func(*Dataplane) error{
+		"apply": func(d *Dataplane) error {
+			if _, err := d.Apply(context.Background(), dataplanetest.Link()); !errors.Is(err, dataplane.ErrNoDevice) {
+				return fmt.Errorf("apply: %w", err)
+			}
+			return nil
+		},
+		"clear": func(d *Dataplane) error { return d.Clear(context.Background()) },
+		"lost":  func(d *Dataplane) error { return errors.Join(d.Lost(), d.Lost()) },
+	} {
+		k := newFakeKernel(t)
+		before := k.String()
+		d := openFake(t, k, nil)
+		mustApply(t, d, dataplanetest.Link())
+		eth0 := k.link("eth0")
+		eth0.name = "lan9"
+		if err := leave(d); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var st dataplane.Stats
+		if d.Stats(&st) {
+			t.Errorf("%s: statistics of an interface that has another name", name)
+		}
+		eth0.name = "eth0"
+		if diff := cmp.Diff(before, k.String()); diff != "" {
+			t.Errorf("%s: on the renamed interface is left:\n%s", name, diff)
+		}
+		mustApply(t, d, dataplanetest.Link())
+		if !d.Stats(&st) {
+			t.Error("not shaped under its name")
+		}
+		// Another one gets the name while the first has another.
+		eth0.name = "lan9"
+		k.add("eth0", "")
+		mustApply(t, d, dataplanetest.Link())
+		if !d.Stats(&st) || eth0.root != nil || len(eth0.filters) != 0 || eth0.ingress != nil {
+			t.Errorf("%s: %v", name, k)
+		}
+		// And once more, with Close the next to look.
+		k.link("eth0").name = "lan8"
+		eth0.name = "eth0"
+		if err := d.Close(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		for _, l := range k.links {
+			if l.root != nil || len(l.filters) != 0 || l.kind == "ifb" {
+				t.Errorf("%s: left after Close:\n%v", name, k)
+			}
+		}
+	}
+}
+
+// A new MTU of the interface changes nothing but what depends on it; nothing is
+// made anew.
+func TestMTUChange(t *testing.T) {
+	k := newFakeKernel(t)
+	d := openFake(t, k, nil)
+	l := dataplanetest.Link()
+	mustApply(t, d, l)
+	ifb := k.link("cfifb1").index
+	root := k.link("eth0").root
+	k.link("eth0").mtu = 1400
+	var st dataplane.Stats
+	if !d.Stats(&st) {
+		t.Error("not shaped after a change of the MTU")
+	}
+	mustApply(t, d, l)
+	if k.link("cfifb1").index != ifb || k.link("eth0").root != root {
+		t.Errorf("made anew:\n%v", k)
+	}
+}
+
 // TestFault091 wants an interface to have a name, and ours to fit.
 func TestFault091(t *testing.T) {
 	if _, err := open(Config{}, newFakeKernel(t)); err == nil || !strings.Contains(err.Error(), "no name") {
@@ -420,9 +499,112 @@ func TestFault106(t *testing.T) {
 	if eff := mustApply(t, d, l); len(eff.Clamps) != 0 || eff.Link != l {
 		t.Errorf("runs %+v, clamps %v", eff.Link, eff.Clamps)
 	}
-	if f := k.link("eth0").filters; len(f) != 1 || !f[prefMark].connmark {
+	if f := k.link("eth0").filters; len(f) != 1 || f[prefMark].marks != "connmark" {
 		t.Errorf("marks are not restored on arrival:\n%v", k)
 	}
+}
+
+// TestMarks takes the action that there is for marks of connections, and goes
+// back to it when what comes after it fails.
+func TestMarks(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		lacks []string
+		want  string
+	}{
+		{"both", nil, "matchall connmark"},
+		{"no connmark", []string{"connmark"}, "matchall ctinfo"},
+		{"no matchall, no connmark", []string{"matchall", "connmark"}, "u32 ctinfo"},
+		{"neither", []string{"connmark", "ctinfo"}, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			k := newFakeKernel(t)
+			for _, what := range c.lacks {
+				k.lacks[what] = true
+			}
+			d := openFake(t, k, nil)
+			l := dataplanetest.Link()
+			l.Down.Fwmark = 0xff
+			if c.want == "" {
+				if r := rejection(t, d, l); r.Field != "down.fwmark" || !r.Unsupported || !strings.Contains(r.Reason, "kmod-sched-ctinfo") {
+					t.Errorf("rejected %v", r)
+				}
+				return
+			}
+			mustApply(t, d, l)
+			marks := func() string {
+				f := k.link("eth0").filters[prefMark]
+				if f == nil || len(k.link("eth0").filters) != 1 {
+					return "none"
+				}
+				return f.kind + " " + f.marks
+			}
+			if got := marks(); got != c.want {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+			plain := l
+			plain.Down.Fwmark = 0
+			k.before = func(m nlmsg.Message) error { // the upload comes last
+				if q, ok := decodeQdisc(native(), m); ok && q.index == k.link("eth0").index {
+					return unix.ENOMEM
+				}
+				return nil
+			}
+			plain.Up.Rate *= 2
+			if _, err := d.Apply(context.Background(), plain); !errors.Is(err, unix.ENOMEM) {
+				t.Errorf("error is %v", err)
+			}
+			k.before = nil
+			if got := marks(); got != c.want {
+				t.Errorf("after a change that failed %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// bypassed is an offload.Watch without a kernel.
+type bypassed struct {
+	tables []offload.Table
+	closed bool
+}
+
+func (b *bypassed) Look(bool, bool) ([]offload.Table, error) { return b.tables, nil }
+func (b *bypassed) Close() error                             { b.closed = true; return nil }
+
+// TestBypass wants to be told what goes past cake: hardware flow offload, and
+// with software flow offload the marks.
+func TestBypass(t *testing.T) {
+	k := newFakeKernel(t)
+	d := openFake(t, k, nil)
+	w := &bypassed{}
+	d.watch = w
+	soft := offload.Table{Table: "fw4", Name: "ft", Devices: []string{"eth0"}, Rules: 1}
+	hard := soft
+	hard.Hardware = true
+	plain, marked, down := dataplanetest.Link(), dataplanetest.Link(), dataplanetest.Link()
+	marked.Up.Fwmark = 0xff
+	down.Up = engine.DefaultConfig()
+	down.Up.Fwmark = 0xff // is left alone
+	want := func(words string) {
+		t.Helper()
+		if got := d.Bypass(); words == "" && got != "" || !strings.Contains(got, words) {
+			t.Errorf("%q, want %q", got, words)
+		}
+	}
+	w.tables = []offload.Table{hard}
+	want("") // nothing is shaped
+	mustApply(t, d, plain)
+	want("flow_offloading_hw")
+	w.tables = []offload.Table{soft}
+	want("")
+	mustApply(t, d, marked)
+	want("no firewall mark")
+	mustApply(t, d, down)
+	want("")
+	if err := d.Close(); err != nil || !w.closed {
+		t.Errorf("closed %v: %v", w.closed, err)
+	}
+	want("")
 }
 
 // TestFault117 wants no stray ifb0 and ifb1 when our request loads the module,
@@ -632,6 +814,7 @@ func TestKilled(t *testing.T) {
 		"apply":  func(d *Dataplane) error { _, err := d.Apply(context.Background(), other); return err },
 		"one":    func(d *Dataplane) error { _, err := d.Apply(context.Background(), one); return err },
 		"clear":  func(d *Dataplane) error { return d.Clear(context.Background()) },
+		"close":  func(d *Dataplane) error { return d.Close() },
 		"starts": nil,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
+	"github.com/cakefleet/cakefleet/engine"
 )
 
 // fakeKernel has interfaces, qdiscs and filters, and treats requests as Linux
@@ -54,9 +55,9 @@ type fakeQdisc struct {
 }
 
 type fakeFilter struct {
-	kind     string
-	target   uint32
-	connmark bool
+	kind   string
+	target uint32
+	marks  string
 }
 
 func newFakeKernel(t *testing.T) *fakeKernel {
@@ -111,6 +112,8 @@ func (k *fakeKernel) String() string {
 }
 
 func (k *fakeKernel) close() error { return nil }
+
+func (k *fakeKernel) speed(string) engine.BitsPerSecond { return testSpeed }
 
 func (k *fakeKernel) do(req []byte) ([]nlmsg.Message, error) {
 	m, rest, ok := nlmsg.Next(native(), req)
@@ -406,7 +409,7 @@ func (l *fakeLink) listFilters() []nlmsg.Message {
 	for _, pref := range slices.Sorted(maps.Keys(l.filters)) {
 		f := l.filters[pref]
 		// The kernel lists the filter as it would be asked for.
-		req, _, _ := nlmsg.Next(native(), newFilter(l.index, f.kind, pref, f.target, f.connmark))
+		req, _, _ := nlmsg.Next(native(), newFilter(l.index, f.kind, pref, f.target, f.marks))
 		all = append(all, nlmsg.Message{Type: unix.RTM_NEWTFILTER, Body: req.Body})
 	}
 	return all
@@ -431,11 +434,10 @@ func (k *fakeKernel) changeFilter(l *fakeLink, m nlmsg.Message, info uint32, kin
 	b.Attr(tcaOptions, options.Bytes)
 	f, _ := decodeFilter(nlmsg.Message{Type: unix.RTM_NEWTFILTER, Body: b.Bytes})
 	target := k.links[f.target]
-	connmark := strings.Contains(string(options.Bytes), "connmark")
 	switch {
 	case k.lacks[kind]:
 		return refuse(unix.ENOENT, "TC classifier not found")
-	case k.lacks["mirred"], connmark && k.lacks["connmark"]:
+	case k.lacks["mirred"], k.lacks[f.marks]:
 		return refuse(unix.ENOENT, "Failed to load TC action module")
 	case old != nil:
 		return refuse(unix.EEXIST, "Filter already exists")
@@ -444,7 +446,7 @@ func (k *fakeKernel) changeFilter(l *fakeLink, m nlmsg.Message, info uint32, kin
 	case !target.up && !strings.HasPrefix(target.name, probePrefix):
 		k.t.Errorf("packets are sent to %s, which is down: they are dropped", target.name)
 	}
-	l.filters[pref] = &fakeFilter{kind: kind, target: f.target, connmark: connmark}
+	l.filters[pref] = &fakeFilter{kind: kind, target: f.target, marks: f.marks}
 	return nil
 }
 

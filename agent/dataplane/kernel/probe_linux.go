@@ -68,7 +68,7 @@ func rehearse(c conn, index uint32) error {
 	}
 	for _, kind := range []string{"matchall", "u32"} {
 		// To itself: no packet ever passes.
-		if err = send(c, "make a redirect with "+kind, newFilter(index, kind, prefPlain, index, false)); !missing(err) {
+		if err = send(c, "make a redirect with "+kind, newFilter(index, kind, prefPlain, index, "")); !missing(err) {
 			break
 		}
 	}

@@ -36,6 +36,8 @@ const (
 	actKind         = 1
 	actOptions      = 2
 	connmarkParms   = 1
+	ctinfoParms     = 3
+	ctinfoCopyMark  = 7 // which bits of the mark
 	mirredParms     = 2
 	egressRedirect  = 1
 	actPipe         = 3 // TC_ACT_PIPE: go on with the next action
@@ -142,6 +144,7 @@ type filter struct {
 	chain  uint32
 	kind   string
 	target uint32 // ifindex that a mirred action sends to; 0 if there is none
+	marks  string // the action that gives packets the mark of their connection: connmark, ctinfo, or empty
 }
 
 func decodeFilter(m nlmsg.Message) (f filter, ok bool) {
@@ -159,7 +162,7 @@ func decodeFilter(m nlmsg.Message) (f filter, ok bool) {
 		case tcaOptions:
 			for typ, v := range v.Attrs().All() {
 				if f.kind == "matchall" && typ == matchallActions || f.kind == "u32" && typ == u32Actions {
-					f.target = redirectTarget(v.Attrs())
+					f.target, f.marks = decodeActions(v.Attrs())
 				}
 			}
 		}
@@ -167,18 +170,21 @@ func decodeFilter(m nlmsg.Message) (f filter, ok bool) {
 	return f, true
 }
 
-// redirectTarget returns where the list of actions sends packets.
-func redirectTarget(actions nlmsg.Attrs) uint32 {
+// decodeActions returns where a list of actions sends packets, and which one
+// gives them their mark before.
+func decodeActions(actions nlmsg.Attrs) (target uint32, marks string) {
 	for _, action := range actions.All() {
-		if kind, _ := action.Attrs().Find(actKind); kind.Str() != "mirred" {
-			continue
-		}
-		options, _ := action.Attrs().Find(actOptions)
-		if p, _ := options.Attrs().Find(mirredParms); len(p.Bytes) >= 28 {
-			return p.Order.Uint32(p.Bytes[24:])
+		switch kind, _ := action.Attrs().Find(actKind); kind.Str() {
+		case "mirred":
+			options, _ := action.Attrs().Find(actOptions)
+			if p, _ := options.Attrs().Find(mirredParms); target == 0 && len(p.Bytes) >= 28 {
+				target = p.Order.Uint32(p.Bytes[24:])
+			}
+		case "connmark", "ctinfo":
+			marks = kind.Str()
 		}
 	}
-	return 0
+	return target, marks
 }
 
 // request makes one message. The sequence number is the connection's.
@@ -320,20 +326,27 @@ func protoAll() uint32 {
 	return uint32(native().Uint16([]byte{0, unix.ETH_P_ALL}))
 }
 
-// newFilter sends everything that arrives on index to target. With connmark
-// packets get the firewall mark of their connection first.
-func newFilter(index uint32, kind string, pref, target uint32, connmark bool) []byte {
+// newFilter sends everything that arrives on index to target. Unless marks is
+// empty, packets get the firewall mark of their connection first, by the action
+// of that name: connmark, or ctinfo, which Linux has since 5.3.
+func newFilter(index uint32, kind string, pref, target uint32, marks string) []byte {
 	return request(unix.RTM_NEWTFILTER, create, func(b *nlmsg.Builder) {
 		tcmsg(b, index, 0, blockIngress, pref<<16|protoAll())
 		b.Str(tcaKind, kind)
 		actions := func() {
 			n := uint16(1)
-			if connmark {
+			if marks != "" {
 				b.Nest(n, func() {
-					b.Str(actKind, "connmark")
-					b.Nest(actOptions, func() {
+					b.Str(actKind, marks)
+					b.Nest(nlmsg.Nested(actOptions), func() { // ctinfo refuses it without the flag
 						p := nlmsg.Builder{Order: native()}
-						p.Raw32(0, 0, actPipe, 0, 0, 0) // index, capab, action, refcnt, bindcnt, zone
+						p.Raw32(0, 0, actPipe, 0, 0) // index, capab, action, refcnt, bindcnt
+						if marks == "ctinfo" {
+							b.Attr(ctinfoParms, p.Bytes)
+							b.U32(ctinfoCopyMark, 1<<32-1)
+							return
+						}
+						p.Raw32(0) // zone
 						b.Attr(connmarkParms, p.Bytes)
 					})
 				})

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -164,11 +165,11 @@ func (j *job) takeOver(kinds []string, c engine.Config) error {
 	d, root := j.d, j.w.root
 	name := fmt.Sprintf("qdisc %s %x: on %s", root.kind, root.handle>>16, j.w.wan.name)
 	if !d.cfg.Takeover {
-		return &dataplane.RejectedError{Field: "up", Reason: name + " is somebody else's, and the agent is not allowed to take over"}
+		return &dataplane.RejectedError{Field: "up", Reason: name + " is somebody else's: stop what made it (sqm-scripts: /etc/init.d/sqm stop; /etc/init.d/sqm disable), or start the agent with --takeover"}
 	}
 	t, err := newTaken(j.w)
 	if err != nil {
-		return &dataplane.RejectedError{Field: "up", Reason: fmt.Sprintf("%s can't be taken over: %v", name, err)}
+		return &dataplane.RejectedError{Field: "up", Reason: fmt.Sprintf("%s can't be taken over: %v: stop what made it, or remove it (tc qdisc del dev %s root)", name, err, j.w.wan.name)}
 	}
 	if err := d.noteTaken(t); err != nil {
 		return err
@@ -200,11 +201,11 @@ func (j *job) cake(dir string, flags uint16, index uint32, kind string, c engine
 		}
 	}
 	if j.d.noNAT && c.NAT {
-		return &dataplane.RejectedError{Field: dir + ".nat", Reason: "the kernel has no connection tracking"}
+		return &dataplane.RejectedError{Field: dir + ".nat", Reason: "the kernel has no connection tracking", Unsupported: true}
 	}
 	switch {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE), errors.Is(err, unix.EOPNOTSUPP):
-		return &dataplane.RejectedError{Field: dir, Reason: err.Error()}
+		return &dataplane.RejectedError{Field: dir, Reason: err.Error(), Unsupported: true}
 	case errors.Is(err, unix.ENOENT):
 		return errors.Join(dataplane.ErrUnsupported, err)
 	case err == nil && flags != ack:
@@ -238,7 +239,7 @@ func (j *job) setUpDown(c engine.Config) error {
 				return err
 			}
 		case f.target != w.ifb.index:
-			return fmt.Errorf("filter with preference %d on %s is not ours: it sends to interface %d", f.pref, w.wan.name, f.target)
+			return fmt.Errorf("filter with preference %d on %s is not ours: it sends to interface %d; remove it (tc filter del dev %s ingress pref %d)", f.pref, w.wan.name, f.target, w.wan.name, f.pref)
 		case f.pref == want.pref:
 			found = true
 		default:
@@ -251,7 +252,7 @@ func (j *job) setUpDown(c engine.Config) error {
 		}
 	}
 	for _, f := range old {
-		back := newFilter(w.wan.index, f.kind, f.pref, f.target, f.pref == prefMark)
+		back := newFilter(w.wan.index, f.kind, f.pref, f.target, f.marks)
 		if err := j.do("remove the redirect before", deleteFilter(w.wan.index, f.kind, f.pref), back); err != nil {
 			return err
 		}
@@ -261,17 +262,22 @@ func (j *job) setUpDown(c engine.Config) error {
 
 // redirect sends what arrives to the ifb.
 func (j *job) redirect(f filter) error {
-	var err error
-	for _, kind := range []string{"matchall", "u32"} {
-		err = j.do("redirect download with "+kind,
-			newFilter(j.w.wan.index, kind, f.pref, f.target, f.pref == prefMark),
-			deleteFilter(j.w.wan.index, kind, f.pref))
-		if !missing(err) {
-			break
+	how := []string{""}
+	if f.pref == prefMark {
+		how = []string{"connmark", "ctinfo"}
+	}
+	err := error(unix.ENOENT)
+	for _, f.marks = range how {
+		for _, f.kind = range []string{"matchall", "u32"} {
+			if missing(err) {
+				err = j.do("redirect download with "+strings.TrimSuffix(f.kind+" and "+f.marks, " and "),
+					newFilter(j.w.wan.index, f.kind, f.pref, f.target, f.marks),
+					deleteFilter(j.w.wan.index, f.kind, f.pref))
+			}
 		}
 	}
 	if missing(err) && f.pref == prefMark {
-		return &dataplane.RejectedError{Field: "down.fwmark", Reason: fmt.Sprintf("the kernel can't restore marks of connections on arrival: %v", err)}
+		return &dataplane.RejectedError{Field: "down.fwmark", Reason: fmt.Sprintf("the kernel can't restore marks of connections on arrival (OpenWrt: package kmod-sched-connmark or kmod-sched-ctinfo): %v", err), Unsupported: true}
 	}
 	if missing(err) {
 		return errors.Join(dataplane.ErrUnsupported, err)
@@ -414,7 +420,10 @@ func (d *Dataplane) removeAll() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.removeDown(w), d.removeUp(w))
+	if d.index != w.wan.index { // the one before has another name now, or is gone
+		err = d.removeOrphans()
+	}
+	return errors.Join(d.removeDown(w), d.removeUp(w), err)
 }
 
 // removeDown stops sending packets to the ifb before that goes.
@@ -472,7 +481,7 @@ func (d *Dataplane) readBack(want plan.Link) (*running, dataplane.Effective, err
 	if err != nil {
 		return nil, eff, err
 	}
-	r := &running{index: w.wan.index, downOn: on(want.Down), upOn: on(want.Up)}
+	r := &running{index: w.wan.index, downOn: on(want.Down), upOn: on(want.Up), ppp: w.wan.typ == unix.ARPHRD_PPP}
 	if r.downOn {
 		if err := w.checkDown(); err != nil {
 			return nil, eff, err

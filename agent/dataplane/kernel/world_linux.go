@@ -79,7 +79,12 @@ func (d *Dataplane) look() (*world, error) {
 	if wan == nil {
 		return nil, dataplane.ErrNoDevice
 	}
-	w := &world{wan: *wan}
+	return d.lookAt(wan)
+}
+
+// lookAt reads what there is on an interface.
+func (d *Dataplane) lookAt(wan *link) (w *world, err error) {
+	w = &world{wan: *wan}
 	if w.ifb, err = findLink(d.conn, ifbName(wan.index)); err != nil {
 		return nil, err
 	}
@@ -152,11 +157,19 @@ func (d *Dataplane) lookQdiscs(w *world) error {
 }
 
 // removeOrphans removes ifbs of ours whose interface is gone, such as that of
-// a PPPoE session before the present one.
+// a PPPoE session before the present one, and what is ours on the interface
+// that had the name before, if that has another one now.
 func (d *Dataplane) removeOrphans() error {
 	answers, err := d.conn.do(allLinks())
 	if err != nil {
 		return fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, m := range answers {
+		if l, ok := decodeLink(m); ok && l.index == d.index && l.name != d.cfg.Interface {
+			if err := d.removeFrom(&l); err != nil {
+				return err
+			}
+		}
 	}
 	indexes := make(map[uint32]bool, len(answers))
 	var ifbs []link
@@ -181,6 +194,15 @@ func (d *Dataplane) removeOrphans() error {
 		d.log.Info("an ifb whose interface is gone is removed", "ifb", l.name)
 	}
 	return nil
+}
+
+func (d *Dataplane) removeFrom(l *link) error {
+	w, err := d.lookAt(l)
+	if err != nil {
+		return err
+	}
+	d.log.Info("interface has another name now, it is left unshaped", "interface", l.name)
+	return errors.Join(d.removeDown(w), d.removeUp(w))
 }
 
 // request sends one request whose answer doesn't matter.

@@ -54,13 +54,13 @@ func findAttr(b []byte, typ uint16) ([]byte, bool) {
 	return a.Bytes, ok
 }
 
-// verdictMsg is a verdict message but for its sequence number, verdict and
-// packet.
+// verdictMsg is a verdict message but for its sequence number, queue number,
+// verdict and packet.
 type verdictMsg [nlHeader + nfHeader + atHeader + 8]byte
 
-func newVerdict(queue uint16) (v verdictMsg) {
+func newVerdict() (v verdictMsg) {
 	var b builder
-	b.begin(msgVerdict, 1, 0, queue) // NLM_F_REQUEST, AF_UNSPEC
+	b.begin(msgVerdict, 1, 0, 0) // NLM_F_REQUEST, AF_UNSPEC
 	b.u64(attrVerdictHdr, 0)
 	b.end()
 	copy(v[:], b.Bytes)

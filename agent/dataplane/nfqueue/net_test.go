@@ -39,3 +39,28 @@ func checksum(b []byte) uint16 {
 	}
 	return uint16(sum>>16 + sum&0xffff)
 }
+
+// setMark gives what a socket sends a firewall mark.
+func setMark(t *testing.T, c *net.UDPConn, mark int) {
+	t.Helper()
+	setOption(t, c, unix.SOL_SOCKET, unix.SO_MARK, mark)
+}
+
+// setSegment makes what a socket writes super-packets of such segments.
+func setSegment(t *testing.T, c *net.UDPConn, size int) {
+	t.Helper()
+	setOption(t, c, unix.SOL_UDP, unix.UDP_SEGMENT, size)
+}
+
+func setOption(t *testing.T, c *net.UDPConn, level, option, value int) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), level, option, value) })
+	if err != nil || set != nil {
+		t.Fatal(err, set)
+	}
+}

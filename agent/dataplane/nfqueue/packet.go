@@ -2,9 +2,21 @@ package nfqueue
 
 import "encoding/binary"
 
+// Ref names a packet that the kernel holds.
+type Ref struct {
+	ID     uint32 // counts up by one in each of the kernel's queues, wraps around
+	Number uint8  // which of the Queue's numbers it is in
+}
+
+// Up tells whether the packet is in one of the numbers for the upload.
+func (r Ref) Up() bool { return r.Number >= perDirection }
+
+// Wakes tells whether the packet was sent here because the rules had run out.
+func (r Ref) Wakes() bool { return r.Number%perDirection == wakeOffset }
+
 // Packet is one packet that the kernel holds until it gets a verdict.
 type Packet struct {
-	ID       uint32 // for the verdict; counts up by one, wraps around
+	Ref
 	Len      uint32 // bytes from the network header on, also when Data is cut
 	Mark     uint32 // firewall mark
 	Priority uint32 // skb priority; kernels before 5.18 don't say it
@@ -22,26 +34,29 @@ const (
 	attrPayload   = 10
 	attrCapLen    = 13
 	attrSKBInfo   = 14
-	attrPriority  = 19
+	attrPriority  = 21
 
 	skbGSO = 2 // NFQA_SKB_GSO in attrSKBInfo
 )
 
 // parsePacket reads the body of an NFQNL_MSG_PACKET into p. ok is false when
 // there is no packet header, without which no verdict can be given.
+//
+// It is on the path of every packet, so the attributes are walked here and not
+// by package nlmsg.
 func parsePacket(body []byte, p *Packet) (ok bool) {
 	*p = Packet{}
 	if len(body) < nfHeader {
 		return false
 	}
 	capLen := uint32(0)
-	for b := body[nfHeader:]; ; {
-		typ, data, rest, more := nextAttr(b)
-		if !more {
+	for b := body[nfHeader:]; len(b) >= atHeader; {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < atHeader || n > len(b) {
 			break
 		}
-		b = rest
-		switch typ {
+		data := b[atHeader:n]
+		switch binary.NativeEndian.Uint16(b[2:]) {
 		case attrPacketHdr:
 			if len(data) < 7 {
 				return false
@@ -60,6 +75,11 @@ func parsePacket(body []byte, p *Packet) (ok bool) {
 		case attrSKBInfo:
 			p.GSO = be32(data)&skbGSO != 0
 		}
+		n = (n + 3) &^ 3
+		if n >= len(b) {
+			break
+		}
+		b = b[n:]
 	}
 	// The length is only sent when the copy range has cut the packet.
 	p.Len = max(capLen, uint32(len(p.Data)))

@@ -40,12 +40,12 @@ func TestParsePacket(t *testing.T) {
 			b.u32(attrSKBInfo, skbGSO|1)
 			b.u32(attrCapLen, 1500)
 			b.attr(attrPayload, data)
-		}), Packet{ID: 0x01020304, Len: 1500, Mark: 0xaabbccdd, Priority: 6, Proto: 0x86dd, GSO: true, Data: data}, true},
+		}), Packet{Ref: Ref{ID: 0x01020304}, Len: 1500, Mark: 0xaabbccdd, Priority: 6, Proto: 0x86dd, GSO: true, Data: data}, true},
 		{"not cut", message(func(b *builder) {
 			packetHdr(b, 1, 0x0800)
 			b.attr(attrPayload, data)
-		}), Packet{ID: 1, Len: 127, Proto: 0x0800, Data: data}, true},
-		{"no bytes", message(func(b *builder) { packetHdr(b, 1, 0x0800) }), Packet{ID: 1, Proto: 0x0800}, true},
+		}), Packet{Ref: Ref{ID: 1}, Len: 127, Proto: 0x0800, Data: data}, true},
+		{"no bytes", message(func(b *builder) { packetHdr(b, 1, 0x0800) }), Packet{Ref: Ref{ID: 1}, Proto: 0x0800}, true},
 		{"no header", message(func(b *builder) { b.attr(attrPayload, data) }), Packet{}, false},
 		{"short header", message(func(b *builder) { b.attr(attrPacketHdr, []byte{1, 2, 3}) }), Packet{}, false},
 		{"empty", nil, Packet{}, false},
@@ -99,12 +99,14 @@ func TestGapsAreOverflows(t *testing.T) {
 		{"lost between", 7, []uint32{8, 11, 12}, 2},
 		{"around", 1<<32 - 2, []uint32{1<<32 - 1, 0, 2}, 1},
 	} {
-		q := &Queue{lastID: c.last}
+		q := &Queue{}
+		q.lastID[3] = c.last
 		for _, id := range c.ids {
-			q.count(id)
+			q.count(Ref{ID: id, Number: 3})
+			q.count(Ref{ID: q.lastID[4] + 1, Number: 4}) // another number counts for itself
 		}
-		if q.counters.Overflows != c.want {
-			t.Errorf("%s: %d overflows, want %d", c.name, q.counters.Overflows, c.want)
+		if got := q.counters.Down; got.Overflows != c.want || got.Packets != 2*uint64(len(c.ids)) || q.counters.Up != (Received{}) {
+			t.Errorf("%s: %+v, want %d overflows", c.name, q.counters, c.want)
 		}
 	}
 }

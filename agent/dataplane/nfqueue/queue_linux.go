@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -15,25 +16,44 @@ const (
 	// Batch is how many packets one Recv returns at most.
 	Batch = 64
 
-	// CopyRange is how many bytes of a packet are copied, counted from the
-	// network header: an IPv6 header with some extensions and a TCP header with
-	// all its options.
-	CopyRange = 128
+	// LongCopy and ShortCopy are how many bytes of a packet are copied, counted
+	// from the network header: an IPv6 header with some extensions and a TCP
+	// header with all its options, as the ACK filter wants to see it, or what
+	// tells flows apart, also inside one tunnel.
+	LongCopy, ShortCopy = 128, 64
 
 	// maxMessage is more than the attributes and the copy range can need.
-	maxMessage = 512
+	maxMessage = 384
 
 	// maxVerdict is the size of one verdict with a mark.
 	maxVerdict = nlHeader + nfHeader + atHeader + 8 + atHeader + 4
 
 	// receiveBuffer holds the copied heads of packets that were not read yet.
-	// The kernel doubles it and counts about 830 bytes for each: 2500 packets,
-	// a quarter of a second of full-size ones at 115 Mbit/s. What comes on top
+	// The kernel doubles it and counts about 830 bytes for each: 5000 packets,
+	// a quarter of a second of full-size ones at 230 Mbit/s. What comes on top
 	// passes unshaped.
-	receiveBuffer = 1 << 20
+	receiveBuffer = 2 << 20
+
+	// Spread is over how many of the kernel's queues the packets of a direction
+	// are dealt out. The kernel looks for the packet of a verdict along the list
+	// of all that the queue holds, and ours leave in another order than they
+	// came.
+	Spread = 16
+
+	// A direction has Spread numbers for packets that stay whole, behind them
+	// Spread for super-packets that the kernel segments, and one for packets
+	// that come when the rules have run out, see WakeLen.
+	wakeOffset   = 2 * Spread
+	perDirection = wakeOffset + 1
+	numNumbers   = 2 * perDirection
+
+	// WakeLen is how many packets a direction holds at most that came when the
+	// rules had run out. They wake an agent that let them, because nothing came;
+	// one that hangs holds no more than these.
+	WakeLen = 8
 
 	firstQueue = 0xca00 // numbers that we try, so that others may have the low ones
-	numQueues  = 256
+	numBlocks  = 200
 )
 
 // Message types and commands of linux/netfilter/nfnetlink_queue.h.
@@ -51,7 +71,8 @@ const (
 	cfgMask        = 4
 	cfgFlags       = 5
 
-	cmdBind = 1
+	cmdBind   = 1
+	cmdUnbind = 2
 
 	copyPacket = 2
 
@@ -62,30 +83,44 @@ const (
 
 	verdictDrop   = 0
 	verdictAccept = 1
+	verdictRepeat = 4
 )
 
-// Config is how a Queue is opened.
+// Config is how the numbers of one direction handle packets.
 type Config struct {
-	MaxLen uint32 // packets that the kernel holds at most; beyond it they pass
-	GSO    bool   // take super-packets whole instead of having them segmented
+	MaxLen uint32 // packets that each of them holds at most; beyond it they pass
+	Copy   uint32 // bytes of a packet that are copied, at most LongCopy
 }
 
 // Counters are a Queue's since it was opened.
 type Counters struct {
-	Packets   uint64 // packets that Recv returned
-	Batches   uint64 // calls of Recv that returned packets
-	Accepted  uint64 // accept verdicts given
-	Overflows uint64 // packets that did not fit into the socket; they passed unshaped
-	Errors    uint64 // verdicts that the kernel refused, as for packets that it has flushed
+	Down, Up Received
+	Batches  uint64 // calls of Recv that returned packets
+	Errors   uint64 // messages that were not understood, and verdicts that the kernel refused, as for packets that it has flushed
 }
 
-// Queue is one NFQUEUE. See the package comment on who may call what.
+// Received is what has come for one direction.
+type Received struct {
+	Packets   uint64 // packets that Recv returned
+	Overflows uint64 // packets that did not fit into the socket; they passed unshaped
+}
+
+// Queue is the NFQUEUE numbers of an interface, both directions, behind one
+// socket. See the package comment on who may call what.
 type Queue struct {
-	Number uint16
+	// First is the first of its numbers.
+	First uint16
+
+	// Parked, if set, is called by a Wait that has no end, before and after: the
+	// goroutine runs nothing meanwhile.
+	Parked func(bool)
 
 	fd, wake int
+	closing  sync.Mutex // guards wake between Wake and Close
+	parking  parking
 	counters Counters
-	lastID   uint32 // of the newest packet received
+	parked   uint64             // batches so far when it waited for long the last time
+	lastID   [numNumbers]uint32 // of the newest packet received
 
 	out        builder // verdicts not sent yet
 	verdictMsg verdictMsg
@@ -94,6 +129,13 @@ type Queue struct {
 	// never moves.
 	recv *receiver
 }
+
+// DownNumber and UpNumber are the first of the numbers that the rules of a
+// direction send packets to.
+func (q *Queue) DownNumber() uint16 { return q.First }
+
+// UpNumber is described at DownNumber.
+func (q *Queue) UpNumber() uint16 { return q.First + perDirection }
 
 // mmsghdr is struct mmsghdr; the length is padded by the compiler as in C.
 type mmsghdr struct {
@@ -107,8 +149,7 @@ type receiver struct {
 	bufs [Batch][maxMessage]byte
 }
 
-// Open binds a free queue number in the network namespace of the calling
-// thread.
+// Open binds free queue numbers in the network namespace of the calling thread.
 func Open(c Config) (*Queue, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -119,7 +160,12 @@ func Open(c Config) (*Queue, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("open eventfd: %w", err)
 	}
-	q := &Queue{fd: fd, wake: wake, recv: new(receiver)}
+	q := &Queue{fd: fd, wake: wake, recv: new(receiver), verdictMsg: newVerdict()}
+	if err := q.parking.open(fd, wake); err != nil {
+		unix.Close(fd)
+		unix.Close(wake)
+		return nil, err
+	}
 	q.out.Bytes = make([]byte, 0, Batch*maxVerdict)
 	for i := range q.recv.msgs {
 		q.recv.iovs[i].Base = &q.recv.bufs[i][0]
@@ -145,67 +191,91 @@ func (q *Queue) setUp(c Config) error {
 	if err := unix.SetsockoptInt(q.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, receiveBuffer); err != nil {
 		return fmt.Errorf("set receive buffer: %w", err)
 	}
-	if err := q.bindNumber(); err != nil {
+	if err := q.bindNumbers(); err != nil {
 		return err
 	}
-	q.verdictMsg = newVerdict(q.Number)
-	err := q.configure(func(b *builder) {
-		b.attr(cfgParams, []byte{0, 0, 0, CopyRange, copyPacket})
-	})
-	if err != nil {
-		return fmt.Errorf("set copy range of queue %d: %w", q.Number, err)
-	}
-	if err := q.configure(c.attrs); err != nil {
-		return fmt.Errorf("configure queue %d: %w", q.Number, err)
+	for i := range uint16(numNumbers) {
+		if err := q.configure(q.First+i, c.attrs(i)); err != nil {
+			return fmt.Errorf("configure queue %d: %w", q.First+i, err)
+		}
 	}
 	return nil
 }
 
-// bindNumber takes the first number that is free.
-func (q *Queue) bindNumber() error {
-	for i := range uint16(numQueues) {
-		q.Number = firstQueue + i
-		err := q.configure(func(b *builder) {
-			b.attr(cfgCmd, []byte{cmdBind, 0, 0, 0})
-		})
+// bindNumbers takes the first block of numbers that is free.
+func (q *Queue) bindNumbers() error {
+	for i := range uint16(numBlocks) {
+		q.First = firstQueue + i*numNumbers
+		err := q.bindBlock()
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EPERM) && i < numQueues-1:
+		case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EPERM) && i < numBlocks-1:
 			// Somebody else's. EPERM is also what a process without the right
 			// gets, for every number.
 		default:
 			return fmt.Errorf("bind queue: %w", err)
 		}
 	}
-	return fmt.Errorf("bind queue: all %d numbers from %d on are in use", numQueues, firstQueue)
+	return fmt.Errorf("bind queue: all numbers from %d on are in use", firstQueue)
 }
 
-// Configure changes the limit and the handling of super-packets in place. An
-// error of the kernel, which knows no reason to refuse, would be counted in
-// Counters.Errors: packets arrive on the same socket, so that it can't be
-// waited for.
-func (q *Queue) Configure(c Config) error {
-	if err := q.request(c.attrs, 0); err != nil {
-		return fmt.Errorf("configure queue %d: %w", q.Number, err)
+// bindBlock takes all numbers of a block or none.
+func (q *Queue) bindBlock() error {
+	command := func(number uint16, cmd byte) error {
+		return q.configure(number, func(b *builder) { b.attr(cfgCmd, []byte{cmd, 0, 0, 0}) })
+	}
+	for i := range uint16(numNumbers) {
+		if err := command(q.First+i, cmdBind); err != nil {
+			for i > 0 {
+				i--
+				err = errors.Join(err, command(q.First+i, cmdUnbind))
+			}
+			return err
+		}
 	}
 	return nil
 }
 
-func (c Config) attrs(b *builder) {
-	flags := uint32(flagFailOpen)
-	if c.GSO {
-		flags |= flagGSO
+// Configure changes one direction's limit and copy range in place. An error of
+// the kernel, which knows no reason to refuse, would be counted in
+// Counters.Errors: packets arrive on the same socket, so that it can't be
+// waited for.
+func (q *Queue) Configure(up bool, c Config) error {
+	first := uint16(0)
+	if up {
+		first = perDirection
 	}
-	b.u32(cfgQueueMaxLen, c.MaxLen)
-	b.u32(cfgFlags, flags)
-	b.u32(cfgMask, flagFailOpen|flagGSO)
+	for i := first; i < first+perDirection; i++ {
+		if err := q.request(q.First+i, c.attrs(i), 0); err != nil {
+			return fmt.Errorf("configure queue %d: %w", q.First+i, err)
+		}
+	}
+	return nil
+}
+
+// attrs are those for the number at an offset. All that is not asked for, such
+// as conntrack's view of the packet, is off.
+func (c Config) attrs(offset uint16) func(*builder) {
+	return func(b *builder) {
+		flags, most := uint32(flagFailOpen), c.MaxLen
+		switch place := offset % perDirection; {
+		case place == wakeOffset:
+			flags, most = flags|flagGSO, min(most, WakeLen)
+		case place < Spread:
+			flags |= flagGSO
+		}
+		b.attr(cfgParams, append(binary.BigEndian.AppendUint32(nil, min(c.Copy, LongCopy)), copyPacket))
+		b.u32(cfgQueueMaxLen, most)
+		b.u32(cfgFlags, flags)
+		b.u32(cfgMask, flagFailOpen|flagGSO)
+	}
 }
 
 // configure sends one configuration message and reads the acknowledgement. No
 // packets may flow yet.
-func (q *Queue) configure(attrs func(*builder)) error {
-	if err := q.request(attrs, unix.NLM_F_ACK); err != nil {
+func (q *Queue) configure(number uint16, attrs func(*builder)) error {
+	if err := q.request(number, attrs, unix.NLM_F_ACK); err != nil {
 		return err
 	}
 	var b [maxMessage]byte
@@ -221,9 +291,9 @@ func (q *Queue) configure(attrs func(*builder)) error {
 	return messageError(body)
 }
 
-func (q *Queue) request(attrs func(*builder), flags uint16) error {
+func (q *Queue) request(number uint16, attrs func(*builder), flags uint16) error {
 	var b builder
-	b.begin(msgConfig, unix.NLM_F_REQUEST|flags, unix.AF_UNSPEC, q.Number)
+	b.begin(msgConfig, unix.NLM_F_REQUEST|flags, unix.AF_UNSPEC, number)
 	attrs(&b)
 	b.end()
 	return unix.Sendto(q.fd, b.Bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
@@ -253,64 +323,91 @@ func (q *Queue) Recv(pkts []Packet) (int, error) {
 	case unix.ENOBUFS: // not with NO_ENOBUFS set; and the gap in the ids tells
 		return 0, nil
 	default:
-		return 0, fmt.Errorf("receive from queue %d: %w", q.Number, errno)
+		return 0, fmt.Errorf("receive from queue %d: %w", q.First, errno)
 	}
 	got := 0
 	for i := range int(n) {
-		typ, _, body, _, ok := nextMessage(r.bufs[i][:r.msgs[i].n])
-		switch {
-		case !ok:
-			q.counters.Errors++
-		case typ == msgPacket && parsePacket(body, &pkts[got]):
-			q.count(pkts[got].ID)
-			got++
-		case typ == unix.NLMSG_ERROR && messageError(body) == nil:
-			// an acknowledgement that nobody asked for
-		default:
-			q.counters.Errors++
+		b := r.bufs[i][:min(r.msgs[i].n, maxMessage)]
+		if len(b) < nlHeader+nfHeader || binary.NativeEndian.Uint16(b[4:]) != msgPacket ||
+			binary.NativeEndian.Uint32(b) > uint32(len(b)) || !parsePacket(b[nlHeader:], &pkts[got]) {
+			q.other(b)
+			continue
 		}
+		number := binary.BigEndian.Uint16(b[nlHeader+2:]) - q.First
+		if number >= numNumbers {
+			q.counters.Errors++
+			continue
+		}
+		pkts[got].Number = uint8(number)
+		q.count(pkts[got].Ref)
+		got++
 	}
 	if got > 0 {
 		q.counters.Batches++
-		q.counters.Packets += uint64(got)
+		if q.counters.Batches-q.parked == lingerAfter {
+			// A call that the scheduler is told of wakes the runtime's monitor,
+			// which sees to it that others run as well while the loop has no
+			// time to park.
+			_, _, _ = unix.Syscall(unix.SYS_GETPID, 0, 0, 0)
+		}
 	}
 	return got, nil
 }
 
-// count notices ids that never arrived: the kernel gives an id before it finds
-// that the socket is full.
-func (q *Queue) count(id uint32) {
-	if gap := id - q.lastID - 1; gap < 1<<31 { // ids of a queue begin with 1
-		q.counters.Overflows += uint64(gap)
+// other is what arrives that is no packet.
+func (q *Queue) other(b []byte) {
+	if typ, _, body, _, ok := nextMessage(b); ok && typ == unix.NLMSG_ERROR && messageError(body) == nil {
+		return // an acknowledgement that nobody asked for
 	}
-	q.lastID = id
+	q.counters.Errors++
 }
 
-// Accept lets a packet go on. With setMark its firewall mark becomes mark. The
-// verdict waits until Flush, or until a batch is full.
-func (q *Queue) Accept(id uint32, setMark bool, mark uint32) error {
-	q.verdict(id, verdictAccept)
-	if setMark {
-		q.out.u32(attrMark, mark)
-		q.out.end()
+// count notices ids that never arrived: the kernel gives an id before it finds
+// that the socket is full.
+func (q *Queue) count(ref Ref) {
+	to := &q.counters.Down
+	if ref.Up() {
+		to = &q.counters.Up
 	}
-	q.counters.Accepted++
+	to.Packets++
+	last := &q.lastID[ref.Number]
+	if gap := ref.ID - *last - 1; gap < 1<<31 { // ids of a queue begin with 1
+		to.Overflows += uint64(gap)
+	}
+	*last = ref.ID
+}
+
+// Accept lets a packet go on as it is. The verdict waits until Flush, or until
+// a batch is full.
+func (q *Queue) Accept(p Ref) error {
+	q.verdict(p, verdictAccept)
+	return q.flushFull()
+}
+
+// Change gives a packet a firewall mark and sends it through the chain once
+// more, where the rules do what MarkCE and MarkWash in it say and take these
+// bits away. It waits like Accept.
+func (q *Queue) Change(p Ref, mark uint32) error {
+	q.verdict(p, verdictRepeat)
+	q.out.u32(attrMark, mark)
+	q.out.end()
 	return q.flushFull()
 }
 
 // Drop drops a packet; it waits like Accept.
-func (q *Queue) Drop(id uint32) error {
-	q.verdict(id, verdictDrop)
+func (q *Queue) Drop(p Ref) error {
+	q.verdict(p, verdictDrop)
 	return q.flushFull()
 }
 
 // verdict appends a whole message without a mark. There is one a packet, so it
 // is copied, and only what differs is put in.
-func (q *Queue) verdict(id, verdict uint32) {
+func (q *Queue) verdict(p Ref, verdict uint32) {
 	q.out.again(&q.verdictMsg)
-	at := q.out.Bytes[len(q.out.Bytes)-8:]
-	binary.BigEndian.PutUint32(at, verdict)
-	binary.BigEndian.PutUint32(at[4:], id)
+	at := q.out.Bytes[len(q.out.Bytes)-len(q.verdictMsg):]
+	binary.BigEndian.PutUint16(at[nlHeader+2:], q.First+uint16(p.Number))
+	binary.BigEndian.PutUint32(at[nlHeader+nfHeader+atHeader:], verdict)
+	binary.BigEndian.PutUint32(at[nlHeader+nfHeader+atHeader+4:], p.ID)
 }
 
 func (q *Queue) flushFull() error {
@@ -334,33 +431,50 @@ func (q *Queue) Flush() error {
 			return nil
 		case unix.EINTR:
 		default:
-			return fmt.Errorf("send verdicts to queue %d: %w", q.Number, errno)
+			return fmt.Errorf("send verdicts to queue %d: %w", q.First, errno)
 		}
 	}
 }
 
-// Release accepts every packet that the kernel holds, in the order of arrival:
-// those that were received, and those that still wait to be. Their marks stay.
+// Release accepts every packet that the kernel holds. Those that still wait to
+// be received go last and in the order of arrival; who wants an order among the
+// others has given their verdicts before.
 func (q *Queue) Release() error {
-	q.out.Bytes = q.out.Bytes[:0]
+	err := q.Flush()
 	var pkts [Batch]Packet
-	for {
-		n, err := q.Recv(pkts[:])
-		if err != nil {
-			return err
-		}
+	for err == nil {
+		var n int
+		n, err = q.Recv(pkts[:])
 		if n == 0 {
 			break
 		}
+		for i := range pkts[:n] {
+			err = errors.Join(err, q.Accept(pkts[i].Ref))
+		}
 	}
-	if q.counters.Packets == 0 {
-		return nil
+	q.out.Bytes = q.out.Bytes[:0]
+	for i, last := range q.lastID {
+		if last == 0 {
+			continue
+		}
+		q.out.begin(msgVerdictBatch, unix.NLM_F_REQUEST, unix.AF_UNSPEC, q.First+uint16(i))
+		q.out.u64(attrVerdictHdr, verdictAccept<<32|uint64(last))
+		q.out.end()
 	}
-	q.out.begin(msgVerdictBatch, unix.NLM_F_REQUEST, unix.AF_UNSPEC, q.Number)
-	q.out.u64(attrVerdictHdr, verdictAccept<<32|uint64(q.lastID))
-	q.out.end()
-	return q.Flush()
+	return errors.Join(err, q.Flush())
 }
+
+// rawWait is how long a Wait may be that the Go scheduler is not told of, which
+// has to run nothing else meanwhile. Telling it costs more than such a wait,
+// because on one CPU the runtime's monitor then takes the processor from a
+// thread that sleeps for 20 µs already, and wakes 10 000 times a second to do
+// so.
+const rawWait = 2 * time.Millisecond
+
+// lingerAfter is how many batches there must have been since the last long wait
+// for the next to begin with a short one of its own: on an idle router each would
+// keep the runtime's monitor awake.
+const lingerAfter = 4
 
 // Wait blocks until a packet can be received, Wake was called, or the time is
 // over; a negative time never is. With packets false arriving packets don't
@@ -370,28 +484,74 @@ func (q *Queue) Wait(d time.Duration, packets bool) error {
 		{Fd: int32(q.wake), Events: unix.POLLIN},
 		{Fd: int32(q.fd), Events: unix.POLLIN},
 	}
-	n := uintptr(1)
+	n := 1
 	if packets {
 		n = 2
 	}
-	var ts *unix.Timespec
-	if d >= 0 {
-		t := unix.NsecToTimespec(int64(d))
-		ts = &t
+	wait := d
+	if d < 0 { // where packets came, more may follow soon
+		wait = 0
+		if q.counters.Batches-q.parked >= lingerAfter {
+			wait = rawWait
+		}
 	}
-	_, _, errno := unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), n, uintptr(unsafe.Pointer(ts)), 0, 0, 0)
+	ready, errno := poll(fds[:n], wait, wait > rawWait)
+	if d < 0 && errno == 0 && ready == 0 {
+		q.parked = q.counters.Batches
+		_, errno = q.park(fds[:n])
+	}
 	if errno != 0 && errno != unix.EINTR {
-		return fmt.Errorf("wait for queue %d: %w", q.Number, errno)
+		return fmt.Errorf("wait for queue %d: %w", q.First, errno)
 	}
 	if fds[0].Revents != 0 {
 		var b [8]byte
-		_, _ = unix.Read(q.wake, b[:]) // nothing to read is fine too
+		_, _, _ = unix.RawSyscall(unix.SYS_READ, uintptr(q.wake), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b))) // nothing to read is fine too
 	}
 	return nil
 }
 
+// park waits without end.
+func (q *Queue) park(fds []unix.PollFd) (int, unix.Errno) {
+	if len(fds) < 2 {
+		return poll(fds, -1, true)
+	}
+	if q.Parked != nil {
+		q.Parked(true)
+		defer q.Parked(false)
+	}
+	if !q.parking.wait(q.fd) {
+		return poll(fds, -1, true)
+	}
+	return poll(fds, 0, false)
+}
+
+// poll is ppoll; a negative time has no end. If not told, the Go scheduler keeps
+// the thread's processor for it.
+func poll(fds []unix.PollFd, d time.Duration, tell bool) (ready int, errno unix.Errno) {
+	ts := unix.NsecToTimespec(int64(d))
+	at := &ts
+	if d < 0 {
+		at = nil
+	}
+	var n uintptr
+	if tell {
+		n, _, errno = unix.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(len(fds)), uintptr(unsafe.Pointer(at)), 0, 0, 0)
+	} else {
+		n, _, errno = unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&fds[0])), uintptr(len(fds)), uintptr(unsafe.Pointer(at)), 0, 0, 0)
+	}
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), 0
+}
+
 // Wake ends a Wait of another goroutine, or the next one.
 func (q *Queue) Wake() {
+	q.closing.Lock()
+	defer q.closing.Unlock()
+	if q.wake < 0 {
+		return
+	}
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
 	_, _ = unix.Write(q.wake, one[:]) // it only fails when a wake is pending already
@@ -407,7 +567,9 @@ func (q *Queue) Close() error {
 	if q.fd < 0 {
 		return nil
 	}
-	err := errors.Join(os.NewSyscallError("close", unix.Close(q.fd)), os.NewSyscallError("close", unix.Close(q.wake)))
+	q.closing.Lock()
+	defer q.closing.Unlock()
+	err := errors.Join(os.NewSyscallError("close", unix.Close(q.fd)), os.NewSyscallError("close", unix.Close(q.wake)), q.parking.set.Close())
 	q.fd, q.wake = -1, -1
 	return err
 }

@@ -7,14 +7,21 @@ import (
 	"os"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
-	// MarkBit is the bit of the firewall mark that carries "set CE" from the
-	// verdict to the chain behind the queue. It is ours on a shaped interface.
-	MarkBit = uint32(1) << 31
+	// MarkCE and MarkWash are the bits of the firewall mark that tell the rules
+	// what to do with a packet that comes through the chain once more: set ECN
+	// CE, clear the DSCP. They are ours on a shaped interface: a packet that
+	// comes with one of them is not queued.
+	MarkCE   = uint32(1) << 31
+	MarkWash = uint32(1) << 30
+
+	// Marks are the bits that are not the user's.
+	Marks = MarkCE | MarkWash
 
 	// Lifetime is how long the rules hold without Renew.
 	Lifetime = 2 * time.Second
@@ -22,37 +29,62 @@ const (
 
 // Direction says what happens to the packets of one direction.
 type Direction struct {
-	On    bool   // packets go to Queue; else they pass
-	Queue uint16 // number of the NFQUEUE
-	Wash  bool   // clear the DSCP of packets that leave
+	On     bool   // packets go to the numbers from Number on; else they pass
+	Number uint16 // Queue.DownNumber or UpNumber
+	// Whole is the length, in bytes of layer 3, up to which a super-packet stays
+	// whole. The kernel segments longer ones before it queues them.
+	Whole uint32
+	Wash  bool // clear the DSCP of all packets, if On is not; else of those whose marks say so
+	// Restore are the bits of the firewall mark that a packet that has none of
+	// them takes from its connection's mark before it is queued.
+	Restore uint32
 }
 
 // Rules are the nftables rules of one interface. They live in a table
-// "cakefleet-IF" of the families ip and ip6.
+// "cakefleet-IF" of the families ip and ip6, and go by the interface's index:
+// comparing it is much cheaper than comparing a name, and one that comes back
+// after it went needs rules of its own.
 type Rules struct {
 	iface string
+	index uint32
 
 	mu     sync.Mutex // guards everything below
 	fd     int
 	out    builder
 	in     []byte
 	owner  bool      // the tables belong to the socket
-	native bool      // the kernel has the queue expression
+	deal   dealing   // how packets get to the numbers
 	up     bool      // the tables are there
+	quick  bool      // the kernel was, the last time: see send
 	before [2]uint64 // what the counters had before the rules were last changed
 }
 
+// dealing is how packets are dealt out to the numbers of a direction.
+type dealing int
+
+const (
+	inTurn   dealing = iota // the queue expression, by a counter
+	byHash                  // the queue expression, by addresses
+	byTarget                // the xtables target, by addresses
+	numDealings
+)
+
 // OpenRules opens a netlink socket in the network namespace of the calling
-// thread. Nothing is changed before Install.
+// thread, for the interface that has the name now. Nothing is changed before
+// Install.
 func OpenRules(iface string) (*Rules, error) {
 	if iface == "" || len(iface) >= unix.IFNAMSIZ {
 		return nil, fmt.Errorf("rules for interface %q: the name must have 1 to %d characters", iface, unix.IFNAMSIZ-1)
+	}
+	index, err := interfaceIndex(iface)
+	if err != nil {
+		return nil, fmt.Errorf("rules for interface %s: %w", iface, err)
 	}
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, fmt.Errorf("open netfilter socket: %w", err)
 	}
-	r := &Rules{iface: iface, fd: fd, in: make([]byte, 16<<10)}
+	r := &Rules{iface: iface, index: index, fd: fd, in: make([]byte, 16<<10)}
 	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 	if err == nil {
 		// The kernel answers within the send; a lost answer must not hang us.
@@ -65,14 +97,29 @@ func OpenRules(iface string) (*Rules, error) {
 	return r, nil
 }
 
+func interfaceIndex(name string) (uint32, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	req, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, err
+	}
+	err = unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, req)
+	return req.Uint32(), err
+}
+
 // Install makes the tables in one transaction, in the place of what an agent
 // that died may have left, and the rules alive for Lifetime. It tries what
-// this kernel can: the queue expression or else the xtables target, tables
-// owned by the socket or else plain ones.
+// this kernel can: the queue expression or else the xtables target, packets
+// dealt out in turn or else by a hash, tables owned by the socket or else plain
+// ones.
 func (r *Rules) Install(down, up Direction) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.before = [2]uint64{}
+	r.before, r.quick = [2]uint64{}, false
 	var first error
 	if r.up { // as it went before
 		if first = r.transaction(func(b *builder) { r.addTables(b, down, up) }); first == nil {
@@ -80,9 +127,9 @@ func (r *Rules) Install(down, up Direction) error {
 		}
 		r.up = false
 	}
-	for _, native := range []bool{true, false} {
+	for r.deal = range numDealings {
 		for _, owner := range []bool{true, false} {
-			r.native, r.owner = native, owner
+			r.owner = owner
 			err := r.transaction(func(b *builder) { r.addTables(b, down, up) })
 			if err == nil {
 				r.up = true
@@ -103,7 +150,8 @@ func (r *Rules) Install(down, up Direction) error {
 // expression and the xtables target NFQUEUE.
 var ErrUnsupported = errors.New("the kernel can't queue packets from nftables")
 
-// Set changes the rules in one transaction. The chains stay: taking a hook
+// Set changes the rules in one transaction and keeps them alive for Lifetime
+// from now on: the kernel may take long for many changes. The chains stay: taking a hook
 // away would make the kernel drop every packet that it holds for any queue.
 func (r *Rules) Set(down, up Direction) error {
 	r.mu.Lock()
@@ -112,10 +160,11 @@ func (r *Rules) Set(down, up Direction) error {
 	if err != nil {
 		return err
 	}
+	r.quick = false
 	err = r.transaction(func(b *builder) {
 		for _, f := range families {
 			for _, d := range directions {
-				for _, chain := range []string{d.queueChain, d.markChain} {
+				for _, chain := range d.chains() {
 					b.begin(msgDelRule, unix.NLM_F_REQUEST|unix.NLM_F_ACK, f, 0)
 					b.str(ruleTable, r.table())
 					b.str(ruleChain, chain)
@@ -123,6 +172,7 @@ func (r *Rules) Set(down, up Direction) error {
 				}
 			}
 			r.addRules(b, f, down, up)
+			r.renew(b, f, Lifetime)
 		}
 	})
 	if err != nil {
@@ -137,24 +187,31 @@ func (r *Rules) Set(down, up Direction) error {
 func (r *Rules) Renew(life time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	start := time.Now()
 	err := r.transaction(func(b *builder) {
 		for _, f := range families {
-			// Old kernels can't change the timeout of an element that exists
-			// and refuse to delete one that has expired: add it so that it
-			// exists in any case, delete it, add it afresh.
-			r.element(b, f, msgNewElem, life)
-			r.element(b, f, msgDelElem, 0)
-			r.element(b, f, msgNewElem, life)
+			r.renew(b, f, life)
 		}
 	})
+	r.quick = err == nil && time.Since(start) < quickTime
 	if err != nil {
 		return fmt.Errorf("renew rules for %s: %w", r.iface, err)
 	}
 	return nil
 }
 
-// Counters returns how many packets have left in each direction since
-// Install, shaped or not.
+func (r *Rules) renew(b *builder, family uint8, life time.Duration) {
+	// Old kernels can't change the timeout of an element that exists and refuse
+	// to delete one that has expired: add it so that it exists in any case,
+	// delete it, add it afresh.
+	r.element(b, family, msgNewElem, life)
+	r.element(b, family, msgDelElem, 0)
+	r.element(b, family, msgNewElem, life)
+}
+
+// Counters returns how many packets have come in each direction since Install,
+// shaped or not. A packet that was sent through the chain once more counts
+// once.
 func (r *Rules) Counters() (down, up uint64, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -165,9 +222,9 @@ func (r *Rules) countersLocked() (down, up uint64, err error) {
 	n := r.before
 	for _, f := range families {
 		for i, d := range directions {
-			packets, err := r.count(f, d.markChain)
+			packets, err := r.count(f, d.queueChain)
 			if err != nil {
-				return 0, 0, fmt.Errorf("read counter of chain %s of %s: %w", d.markChain, r.iface, err)
+				return 0, 0, fmt.Errorf("read counter of chain %s of %s: %w", d.queueChain, r.iface, err)
 			}
 			n[i] += packets
 		}
@@ -183,6 +240,7 @@ func (r *Rules) Remove() error {
 	if !r.up {
 		return nil
 	}
+	r.quick = false
 	err := r.transaction(func(b *builder) {
 		for _, f := range families {
 			r.deleteTable(b, f)
@@ -221,7 +279,7 @@ func (r *Rules) transaction(messages func(*builder)) error {
 	last := b.seq
 	b.begin(msgBatchEnd, unix.NLM_F_REQUEST, unix.AF_UNSPEC, subsysNFTables)
 	b.end()
-	if err := unix.Sendto(r.fd, b.Bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := r.send(b.Bytes); err != nil {
 		return err
 	}
 	// Every message between begin and end is acknowledged in order. An error
@@ -244,7 +302,7 @@ func (r *Rules) transaction(messages func(*builder)) error {
 // by their sequence numbers.
 func (r *Rules) receive(f func(typ uint16, seq uint32, body []byte) (done bool, err error)) error {
 	for {
-		n, _, err := unix.Recvfrom(r.fd, r.in, 0)
+		n, err := r.recv()
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
@@ -264,6 +322,37 @@ func (r *Rules) receive(f func(typ uint16, seq uint32, body []byte) (done bool, 
 	}
 }
 
+// quickTime is how long a renewal may take for the next calls to do without the
+// Go scheduler, which has to run nothing else meanwhile. Telling it wakes the
+// runtime's monitor some times, and an idle agent does little but renew. A
+// kernel of before 5.4 waits in it for some ticks.
+const quickTime = time.Millisecond
+
+func (r *Rules) send(b []byte) error {
+	if !r.quick {
+		return unix.Sendto(r.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	}
+	_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(r.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0)
+	return errnoErr(errno)
+}
+
+func (r *Rules) recv() (int, error) {
+	if !r.quick {
+		n, _, err := unix.Recvfrom(r.fd, r.in, 0)
+		return n, err
+	}
+	// The answer is there when the send returns.
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(r.fd), uintptr(unsafe.Pointer(&r.in[0])), uintptr(len(r.in)), unix.MSG_DONTWAIT, 0, 0)
+	return int(n), errnoErr(errno)
+}
+
+func errnoErr(errno unix.Errno) error {
+	if errno == 0 {
+		return nil
+	}
+	return errno
+}
+
 // count takes together the counters of a chain's rules.
 func (r *Rules) count(family uint8, chain string) (packets uint64, err error) {
 	b := &r.out
@@ -273,7 +362,7 @@ func (r *Rules) count(family uint8, chain string) (packets uint64, err error) {
 	b.str(ruleChain, chain)
 	b.end()
 	want := b.seq
-	if err := unix.Sendto(r.fd, b.Bytes, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	if err := r.send(b.Bytes); err != nil {
 		return 0, err
 	}
 	err = r.receive(func(typ uint16, seq uint32, body []byte) (bool, error) {

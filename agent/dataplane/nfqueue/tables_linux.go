@@ -65,11 +65,19 @@ const (
 
 	reg1 = 1
 
-	keyMark    = 3
-	keyIIFName = 6
-	keyOIFName = 7
+	keyLen  = 0
+	keyMark = 3
+	keyIIF  = 4
+	keyOIF  = 5
 
-	typeIFName = 41 // what nft(8) shows the key as
+	keyCTMark = 3
+
+	typeIFIndex = 40 // what nft(8) shows the key as
+
+	equal, notEqual, greater = 0, 1, 4
+
+	codeGoto = 1<<32 - 4
+	codeJump = 1<<32 - 3
 
 	hookPrerouting  = 0
 	hookPostrouting = 4
@@ -86,19 +94,25 @@ var families = []uint8{unix.AF_INET, unix.AF_INET6}
 
 // direction is where a direction's packets are met.
 type direction struct {
-	download              bool
-	queueChain, markChain string
-	hook                  uint32
-	priority              int32 // of the queue chain; the mark chain is one behind
-	ifKey                 uint32
+	download     bool
+	queueChain   string
+	changeChain  string // for packets that come once more
+	restoreChain string // for packets whose connection has a mark
+	hook         uint32
+	priority     int32
+	ifKey        uint32
+}
+
+func (d *direction) chains() []string {
+	return []string{d.queueChain, d.changeChain, d.restoreChain}
 }
 
 // directions: download right behind destination NAT (-100), upload right before
 // source NAT (100). The kernel puts a later chain of the same priority in
 // front, so each of ours has a number of its own.
 var directions = []direction{
-	{true, "down", "down-out", hookPrerouting, -99, keyIIFName},
-	{false, "up", "up-out", hookPostrouting, 98, keyOIFName},
+	{true, "down", "down-change", "down-restore", hookPrerouting, -99, keyIIF},
+	{false, "up", "up-change", "up-restore", hookPostrouting, 99, keyOIF},
 }
 
 // addTables makes both tables anew with everything in them.
@@ -119,8 +133,9 @@ func (r *Rules) addTables(b *builder, down, up Direction) {
 		r.addSet(b, f)
 		r.element(b, f, msgNewElem, 0)
 		for _, d := range directions {
-			r.addChain(b, f, d.queueChain, d.hook, d.priority)
-			r.addChain(b, f, d.markChain, d.hook, d.priority+1)
+			r.addChain(b, f, d.queueChain, &d)
+			r.addChain(b, f, d.changeChain, nil)
+			r.addChain(b, f, d.restoreChain, nil)
 		}
 		r.addRules(b, f, down, up)
 	}
@@ -145,8 +160,8 @@ func (r *Rules) addSet(b *builder, family uint8) {
 	b.str(setTable, r.table())
 	b.str(setName, setAlive)
 	b.u32(setFlags, setIsTimed)
-	b.u32(setKeyType, typeIFName)
-	b.u32(setKeyLen, unix.IFNAMSIZ)
+	b.u32(setKeyType, typeIFIndex)
+	b.u32(setKeyLen, 4)
 	b.u32(setID, aliveSetID)
 	b.u64(setTimeout, uint64(Lifetime/time.Millisecond))
 	// Only for nft(8): the keys are in the machine's order.
@@ -166,7 +181,7 @@ func (r *Rules) element(b *builder, family uint8, msg uint16, life time.Duration
 	b.str(elemsSet, setAlive)
 	b.nest(elemsList, func() {
 		b.nest(listElem, func() {
-			b.nest(elemKey, func() { b.attr(dataValue, r.ifname()) })
+			b.nest(elemKey, func() { b.attr(dataValue, native32(r.index)) })
 			if life != 0 {
 				b.u64(elemTimeout, uint64(life/time.Millisecond))
 			}
@@ -175,65 +190,103 @@ func (r *Rules) element(b *builder, family uint8, msg uint16, life time.Duration
 	b.end()
 }
 
-func (r *Rules) addChain(b *builder, family uint8, name string, hook uint32, priority int32) {
+// addChain adds a chain that is at a hook, or one that others go to.
+func (r *Rules) addChain(b *builder, family uint8, name string, at *direction) {
 	b.begin(msgNewChain, unix.NLM_F_REQUEST|unix.NLM_F_ACK|unix.NLM_F_CREATE, family, 0)
 	b.str(chainTable, r.table())
 	b.str(chainName, name)
-	b.nest(chainHook, func() {
-		b.u32(hookNum, hook)
-		b.u32(hookPriority, uint32(priority))
-	})
-	b.u32(chainPolicy, verdictAccept)
-	b.str(chainType, "filter")
+	if at != nil {
+		b.nest(chainHook, func() {
+			b.u32(hookNum, at.hook)
+			b.u32(hookPriority, uint32(at.priority))
+		})
+		b.u32(chainPolicy, verdictAccept)
+		b.str(chainType, "filter")
+	}
 	b.end()
 }
 
-// addRules fills the chains.
+// smallLen is above what is no super-packet on most links. It is compared by
+// its bits: the kernel is quick at that, and wants other comparisons in
+// network order.
+const smallLen = 2048
+
+// addRules fills the chains. Every packet of the machine meets the first rule,
+// and nearly every packet of the interface the others of the first chain down
+// to the one that queues it.
 func (r *Rules) addRules(b *builder, family uint8, down, up Direction) {
 	for _, d := range directions {
 		dir := up
 		if d.download {
 			dir = down
 		}
+		if !dir.On && !dir.Wash {
+			continue
+		}
+		r.rule(b, family, d.queueChain, func(e exprs) {
+			e.meta(d.ifKey)
+			e.cmp(notEqual, native32(r.index))
+			e.verdict(verdictAccept, "")
+		})
 		if dir.On {
 			r.rule(b, family, d.queueChain, func(e exprs) {
-				e.matchInterface(d.ifKey, r.ifname())
-				e.lookup(setAlive, aliveSetID)
-				if r.native {
-					e.queue(dir.Queue)
-				} else {
-					e.queueTarget(dir.Queue)
-				}
+				e.matchMark(Marks)
+				e.verdict(codeGoto, d.changeChain)
 			})
-		}
-		r.rule(b, family, d.markChain, func(e exprs) {
-			e.matchInterface(d.ifKey, r.ifname())
-			e.count()
-		})
-		if dir.Wash {
-			r.rule(b, family, d.markChain, func(e exprs) {
-				e.matchInterface(d.ifKey, r.ifname())
-				if family == unix.AF_INET {
-					e.rewrite(0xff03, 0, true)
-				} else {
-					e.rewrite(0xf03f, 0, false)
-				}
-			})
+			if dir.Restore != 0 {
+				r.rule(b, family, d.queueChain, func(e exprs) {
+					e.meta(keyMark)
+					e.bitwise(native32(dir.Restore), native32(0))
+					e.cmp(equal, native32(0))
+					e.matchConnMark(dir.Restore)
+					e.verdict(codeJump, d.restoreChain)
+				})
+			}
 		}
 		if dir.On {
-			// The bit is looked at before the name: it is rarely set.
-			r.rule(b, family, d.markChain, func(e exprs) {
-				e.matchMark(MarkBit)
-				e.matchInterface(d.ifKey, r.ifname())
-				e.clearMark(MarkBit)
-				if family == unix.AF_INET {
-					e.rewrite(0xfffc, 0x0003, true)
-				} else {
-					e.rewrite(0xffcf, 0x0030, false)
+			r.rule(b, family, d.queueChain, func(e exprs) {
+				e.count()
+				e.meta(keyLen)
+				e.bitwise(native32(^uint32(smallLen-1)), native32(0))
+				e.cmp(notEqual, native32(0))
+				if dir.Whole >= smallLen {
+					e.meta(keyLen)
+					e.networkOrder()
+					e.cmp(greater, binary.BigEndian.AppendUint32(nil, dir.Whole))
 				}
+				e.queue(r.deal, d.ifKey, dir.Number+Spread)
 			})
+			r.rule(b, family, d.queueChain, func(e exprs) { e.queue(r.deal, d.ifKey, dir.Number) })
+			r.rule(b, family, d.queueChain, func(e exprs) { e.queueTo(r.deal, dir.Number+wakeOffset, 1) })
+			r.addChangeRules(b, family, d.changeChain)
+			for bits := dir.Restore; bits != 0; bits &= bits - 1 {
+				r.rule(b, family, d.restoreChain, func(e exprs) {
+					e.matchConnMark(bits & -bits)
+					e.setMark(bits & -bits)
+				})
+			}
+		}
+		if dir.Wash && !dir.On {
+			r.rule(b, family, d.queueChain, func(e exprs) { e.wash(family) })
 		}
 	}
+}
+
+// addChangeRules are for packets with our bits in their marks.
+func (r *Rules) addChangeRules(b *builder, family uint8, chain string) {
+	r.rule(b, family, chain, func(e exprs) {
+		e.matchMark(MarkWash)
+		e.wash(family)
+	})
+	r.rule(b, family, chain, func(e exprs) {
+		e.matchMark(MarkCE)
+		if family == unix.AF_INET {
+			e.rewrite(0xfffc, 0x0003, true)
+		} else {
+			e.rewrite(0xffcf, 0x0030, false)
+		}
+	})
+	r.rule(b, family, chain, func(e exprs) { e.clearMark(Marks) })
 }
 
 // rule appends one rule to a chain.
@@ -243,13 +296,6 @@ func (r *Rules) rule(b *builder, family uint8, chain string, add func(exprs)) {
 	b.str(ruleChain, chain)
 	b.nest(ruleExprs, func() { add(exprs{b}) })
 	b.end()
-}
-
-// ifname is the name as the kernel compares it.
-func (r *Rules) ifname() []byte {
-	b := make([]byte, unix.IFNAMSIZ)
-	copy(b, r.iface)
-	return b
 }
 
 // exprs adds expressions to a rule.
@@ -270,7 +316,7 @@ func (e exprs) meta(key uint32) {
 	})
 }
 
-// cmp ends the rule unless register 1 compares so (0: equal, 1: not equal).
+// cmp ends the rule unless register 1 compares so.
 func (e exprs) cmp(op uint32, v []byte) {
 	e.add("cmp", func(b *builder) {
 		b.u32(1, reg1)
@@ -279,25 +325,69 @@ func (e exprs) cmp(op uint32, v []byte) {
 	})
 }
 
-func (e exprs) matchInterface(key uint32, name []byte) {
-	e.meta(key)
-	e.cmp(0, name)
+// verdict ends the chain, or goes to another.
+func (e exprs) verdict(code uint32, chain string) {
+	e.add("immediate", func(b *builder) {
+		b.u32(1, 0) // DREG: the verdict
+		b.nest(2, func() {
+			b.nest(2, func() { // the data is a verdict
+				b.u32(1, code)
+				if chain != "" {
+					b.str(2, chain)
+				}
+			})
+		})
+	})
 }
 
-// matchMark ends the rule unless bit is set. Marks are in the machine's order.
-func (e exprs) matchMark(bit uint32) {
-	e.meta(keyMark)
-	e.bitwise(native32(bit), native32(0))
-	e.cmp(1, native32(0))
+// networkOrder makes register 1 comparable by more than equality.
+func (e exprs) networkOrder() {
+	e.add("byteorder", func(b *builder) {
+		b.u32(1, reg1) // SREG
+		b.u32(2, reg1) // DREG
+		b.u32(3, 1)    // hton
+		b.u32(4, 4)    // length
+		b.u32(5, 4)    // of each
+	})
 }
 
-func (e exprs) clearMark(bit uint32) {
+// matchMark ends the rule unless one of the bits is set. Marks are in the
+// machine's order.
+func (e exprs) matchMark(bits uint32) {
 	e.meta(keyMark)
-	e.bitwise(native32(^bit), native32(0))
+	e.bitwise(native32(bits), native32(0))
+	e.cmp(notEqual, native32(0))
+}
+
+// matchConnMark is the same for the mark of the packet's connection.
+func (e exprs) matchConnMark(bits uint32) {
+	e.add("ct", func(b *builder) {
+		b.u32(1, reg1) // DREG
+		b.u32(2, keyCTMark)
+	})
+	e.bitwise(native32(bits), native32(0))
+	e.cmp(notEqual, native32(0))
+}
+
+func (e exprs) clearMark(bits uint32) { e.changeMark(^bits, 0) }
+func (e exprs) setMark(bits uint32)   { e.changeMark(^bits, bits) }
+
+func (e exprs) changeMark(mask, xor uint32) {
+	e.meta(keyMark)
+	e.bitwise(native32(mask), native32(xor))
 	e.add("meta", func(b *builder) {
 		b.u32(2, keyMark)
 		b.u32(3, reg1) // SREG
 	})
+}
+
+// wash clears the DSCP.
+func (e exprs) wash(family uint8) {
+	if family == unix.AF_INET {
+		e.rewrite(0xff03, 0, true)
+	} else {
+		e.rewrite(0xf03f, 0, false)
+	}
 }
 
 // lookup ends the rule unless register 1 is in the set.
@@ -342,21 +432,43 @@ func (e exprs) rewrite(mask, xor uint16, checksum bool) {
 	payload(5) // SREG: store
 }
 
-// queue is the nftables expression: to a queue, or on if nobody listens.
-func (e exprs) queue(number uint16) {
+// queue sends a packet to one of Spread queues while we are alive.
+func (e exprs) queue(how dealing, ifKey uint32, number uint16) {
+	e.meta(ifKey)
+	e.lookup(setAlive, aliveSetID)
+	if how != inTurn {
+		e.queueTo(how, number, Spread)
+		return
+	}
+	e.add("numgen", func(b *builder) {
+		b.u32(1, reg1)           // DREG
+		b.u32(2, Spread)         // modulus
+		b.u32(3, 0)              // incremental
+		b.u32(4, uint32(number)) // offset
+	})
 	e.add("queue", func(b *builder) {
-		b.u16(1, number)
-		b.u16(2, 1) // one queue
-		b.u16(3, 1) // bypass
+		b.u16(3, queueBypass)
+		b.u32(4, reg1) // SREG: the number
 	})
 }
 
-// queueTarget is the same with the xtables target NFQUEUE, revision 3, whose
-// parameters are in the machine's order.
-func (e exprs) queueTarget(number uint16) {
+// queueBypass lets packets go on if nobody listens.
+const queueBypass = 1
+
+// queueTo sends a packet to one of some queues by its addresses.
+func (e exprs) queueTo(how dealing, number, queues uint16) {
+	if how != byTarget {
+		e.add("queue", func(b *builder) {
+			b.u16(1, number)
+			b.u16(2, queues)
+			b.u16(3, queueBypass)
+		})
+		return
+	}
+	// Revision 3, whose parameters are in the machine's order.
 	info := binary.NativeEndian.AppendUint16(nil, number)
-	info = binary.NativeEndian.AppendUint16(info, 1) // one queue
-	info = binary.NativeEndian.AppendUint16(info, 1) // bypass
+	info = binary.NativeEndian.AppendUint16(info, queues)
+	info = binary.NativeEndian.AppendUint16(info, queueBypass)
 	info = append(info, 0, 0)
 	e.add("target", func(b *builder) {
 		b.str(1, "NFQUEUE")

@@ -1,14 +1,25 @@
 // Package userspace is the data plane that runs the engine on NFQUEUE: one
-// packet loop for each direction, on kernels with or without sch_cake.
+// packet loop for both directions, on kernels with or without sch_cake.
 //
-// A loop reads a batch of packets, sends what is due, gives its verdicts in a
+// The loop reads a batch of packets, sends what is due, gives its verdicts in a
 // batch, and sleeps until the next packet is due or one arrives. It is the only
-// one that touches its scheduler and its queue; changes and statistics are
+// one that touches its schedulers and its queue; changes and statistics are
 // calls that it answers between two rounds.
 //
 // A direction without a rate is left alone: its packets don't go through the
 // queue at all, and its statistics stand still. Only washing needs a rule
 // there.
+//
+// There is one loop, on a router with many cores, too. CAKE decides on all packets
+// of a direction in one place, so that there could be two at most. Reading and the
+// engine are about a quarter of what a packet costs the loop's thread; the rest is
+// the kernel that sends it within the verdict (BenchmarkLoop here and BenchmarkThread
+// of package nfqueue: 1.0, 1.6 and 11.6 µs for a full frame between namespaces on
+// amd64, on a busy machine of two processors). At that, one loop carries 850 Mbit/s
+// of single frames, and as many times that as a super-packet has frames, since at
+// such rates it costs one verdict. A second loop would win nothing below, and cost
+// routers that are slow a second wake-up. A line faster than that is for the kernel
+// data plane, which has cake_mq.
 //
 // What fails lets packets pass: see package nfqueue, and loop.guardedRound for
 // our own faults. An agent that is stopped (SIGSTOP) or hangs holds the packets
@@ -29,6 +40,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/offload"
 	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -37,14 +49,20 @@ import (
 const (
 	renewEvery = nfqueue.Lifetime / 4
 
-	// While hardly a packet comes the keeper sleeps longer, as its waking up
-	// is much of what an idle home costs: at most this many moves of the loops
-	// between two renewals, for some renewals in a row. The rules live no
-	// longer for it: an agent that is stopped holds packets for Lifetime at
-	// most, in a quiet home too.
-	quietEvery = nfqueue.Lifetime / 2
+	// While hardly a packet comes, at most this many moves of the loop between
+	// two renewals, for some renewals in a row, the keeper sleeps and the rules
+	// run out: its waking up is most of what an idle home costs. The next packet
+	// wakes both. It stays awake if many moves follow before they run out again.
 	quietMoves = 8
 	quietTicks = 10
+
+	// offloadEvery is how often it is looked whether somebody has turned on flow
+	// offload.
+	offloadEvery = time.Minute
+
+	// afreshTold is how long it is told that a packet loop has started afresh:
+	// longer than what asks for it may sleep.
+	afreshTold = time.Minute
 
 	// answerTime is how long Stats, Clear and Close wait for a packet loop.
 	answerTime = 2 * time.Second
@@ -68,32 +86,46 @@ type rules interface {
 	Close() error
 }
 
+// looker knows what takes packets past netfilter's hooks: an offload.Watch, or a
+// fake.
+type looker interface {
+	Look(now, ppp bool) ([]offload.Table, error)
+	Close() error
+}
+
 // Dataplane implements dataplane.Dataplane.
 type Dataplane struct {
-	cfg      Config
-	log      hclog.Logger
-	start    time.Time
-	parts    parts
-	down, up *loop
+	cfg   Config
+	log   hclog.Logger
+	start time.Time
+	parts parts
+	loop  *loop
 
 	stopKeeper chan struct{}
+	wakeKeeper chan struct{} // capacity 1
+	begins     atomic.Bool   // the keeper shall stay awake for a while
+	asleep     atomic.Bool   // the keeper is, and somebody else has to look whether the loop hangs
 	keeper     sync.WaitGroup
-	hung       atomic.Pointer[loop] // that stands still, as keeper sees it; nil: both move
+	hung       atomic.Bool            // the loop stands still, as keeper sees it
+	bypass     atomic.Pointer[string] // what takes packets past us, as it was last looked; nil: nothing
+
+	healthMu   sync.Mutex // guards the next two
+	healthBusy uint32     // the loop's busy count
+	healthAt   time.Time  // since when it was so
 
 	mu       sync.Mutex // guards what follows, and serializes the methods
 	link     *plan.Link // what runs; nil if nothing
 	dirs     [2]nfqueue.Direction
 	bypassed [2]uint64
+	before   [2]uint64 // packets that the loop had got when the rules were made
 	closed   bool
-	seen     [2]snapshot // by Stats, of each loop
+	seen     snapshot // by Stats
 }
 
-// snapshot is what a loop said when moved had a value.
+// snapshot is what the loop knows at a moment.
 type snapshot struct {
-	valid    bool
-	moved    uint32
 	counters nfqueue.Counters
-	stats    engine.Stats
+	stats    [2]engine.Stats
 }
 
 var _ dataplane.Dataplane = (*Dataplane)(nil)
@@ -101,8 +133,9 @@ var _ dataplane.Dataplane = (*Dataplane)(nil)
 // parts are what a Dataplane runs on.
 type parts struct {
 	rules   rules
-	queues  [2]queue // down, up
-	numbers [2]uint16
+	offload looker
+	queue   queue
+	numbers [2]uint16 // down, up
 	device  device
 	speed   func() engine.BitsPerSecond // of the interface; 0 = it has none
 	close   func() error                // what is not closed otherwise
@@ -138,20 +171,23 @@ func openParts(iface string) (p parts, err error) {
 	if p.device, err = control.device(iface); err != nil {
 		return p, err
 	}
+	look, err := offload.Open(iface)
+	if err != nil {
+		return p, err
+	}
+	p.offload = look
+	closers = append(closers, look.Close)
 	r, err := nfqueue.OpenRules(iface)
 	if err != nil {
 		return p, err
 	}
 	p.rules = r
 	closers = append(closers, r.Close)
-	for i := range p.queues {
-		q, err := nfqueue.Open(nfqueue.Config{MaxLen: slack})
-		if err != nil {
-			return p, err
-		}
-		p.queues[i], p.numbers[i] = q, q.Number
-		closers = append(closers, q.Close)
+	q, err := nfqueue.Open(nfqueue.Config{MaxLen: slack, Copy: nfqueue.ShortCopy})
+	if err != nil {
+		return p, err
 	}
+	p.queue, p.numbers = q, [2]uint16{q.DownNumber(), q.UpNumber()}
 	return p, nil
 }
 
@@ -159,11 +195,13 @@ func newDataplane(c Config, p parts) *Dataplane {
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}
-	d := &Dataplane{cfg: c, log: c.Logger.Named("userspace"), start: time.Now(), parts: p, stopKeeper: make(chan struct{})}
-	d.down = newLoop("down", p.queues[0], p.device, c.Seed, d.now, d.log)
-	d.up = newLoop("up", p.queues[1], p.device, ^c.Seed, d.now, d.log)
-	go d.down.run() // ended and waited for by Close
-	go d.up.run()
+	d := &Dataplane{cfg: c, log: c.Logger.Named("userspace"), start: time.Now(), parts: p, stopKeeper: make(chan struct{}), wakeKeeper: make(chan struct{}, 1)}
+	d.loop = newLoop(p.queue, p.device, c.Seed, d.now, d.log)
+	d.loop.woken = d.woken
+	if q, ok := p.queue.(*nfqueue.Queue); ok {
+		q.Parked = func(parked bool) { d.loop.own(!parked) }
+	}
+	go d.loop.run() // ended and waited for by Close
 	d.keeper.Go(d.keep)
 	return d
 }
@@ -197,13 +235,13 @@ func (d *Dataplane) check(name string, c engine.Config) error {
 	if err := c.Validate(); err != nil {
 		return &dataplane.RejectedError{Field: name, Reason: err.Error()}
 	}
+	if c.Fwmark&nfqueue.Marks != 0 {
+		return &dataplane.RejectedError{Field: name + ".fwmark", Reason: fmt.Sprintf("0x%x has bits of 0x%x, which the data plane itself needs", c.Fwmark, nfqueue.Marks)}
+	}
 	if limit := d.cfg.MaxRate; limit != 0 && c.Rate > limit {
 		return &dataplane.RejectedError{Field: name + ".rate", Reason: fmt.Sprintf("%s is more than the %s that this router may shape", c.Rate, limit)}
 	}
-	if speed := d.parts.speed(); speed != 0 && c.Rate > speed {
-		return &dataplane.RejectedError{Field: name + ".rate", Reason: fmt.Sprintf("%s is more than the speed of %s, %s", c.Rate, d.cfg.Interface, speed)}
-	}
-	return nil
+	return dataplane.TooFast(name, c.Rate, d.parts.speed(), d.cfg.Interface)
 }
 
 func (d *Dataplane) apply(ctx context.Context, link plan.Link) error {
@@ -213,45 +251,84 @@ func (d *Dataplane) apply(ctx context.Context, link plan.Link) error {
 	}
 	// The schedulers come first where a direction begins, so that no packet
 	// meets one without a configuration.
-	if err := d.configure(ctx, d.down, link.Down); err != nil {
+	if err := d.configure(ctx, down, link.Down); err != nil {
 		return err
 	}
-	if err := d.configure(ctx, d.up, link.Up); err != nil {
+	if err := d.configure(ctx, up, link.Up); err != nil {
 		if d.link != nil {
-			err = errors.Join(err, d.configure(ctx, d.down, d.link.Down))
+			err = errors.Join(err, d.configure(ctx, down, d.link.Down))
 		}
 		return err
 	}
 	var err error
 	switch {
 	case d.link == nil:
-		err = d.install(dirs)
+		err = d.install(ctx, dirs)
 	case dirs != d.dirs:
-		err = d.parts.rules.Set(dirs[0], dirs[1])
+		err = d.parts.rules.Set(dirs[down], dirs[up])
 	}
 	if err != nil {
 		return err
 	}
 	d.dirs = dirs
+	d.lookForOffload()
+	d.begins.Store(true)
+	d.wake()
 	return nil
 }
 
-func (d *Dataplane) install(dirs [2]nfqueue.Direction) error {
-	err := d.parts.rules.Install(dirs[0], dirs[1])
+// lookForOffload notes what takes packets past the shaper.
+func (d *Dataplane) lookForOffload() {
+	tables, err := d.parts.offload.Look(true, d.parts.device.ppp)
+	if err != nil {
+		d.log.Debug("flow offload can't be seen", "error", err)
+	}
+	why := offload.PastHooks(tables)
+	var found *string
+	if why != "" {
+		found = &why
+	}
+	switch before := d.bypass.Swap(found); {
+	case found != nil && before == nil:
+		d.log.Warn("packets pass the shaper by", "reason", why)
+	case found == nil && before != nil:
+		d.log.Info("flow offload is off again")
+	}
+}
+
+// Bypass says what takes packets past the shaper that only somebody else can
+// turn off; empty if nothing does. It looks at most every minute.
+func (d *Dataplane) Bypass() string {
+	if why := d.bypass.Load(); why != nil {
+		return *why
+	}
+	return ""
+}
+
+// install makes the rules, whose counters begin with 0.
+func (d *Dataplane) install(ctx context.Context, dirs [2]nfqueue.Direction) error {
+	var got nfqueue.Counters
+	if err := d.loop.do(ctx, func() { got = d.loop.q.Counters() }); err != nil {
+		return err
+	}
+	err := d.parts.rules.Install(dirs[down], dirs[up])
 	if errors.Is(err, nfqueue.ErrUnsupported) {
 		return errors.Join(dataplane.ErrUnsupported, err)
 	}
+	d.before = [2]uint64{got.Down.Packets, got.Up.Packets}
 	return err
 }
 
 // direction leaves a direction alone that has no rate.
-func direction(c engine.Config, queue uint16) nfqueue.Direction {
-	return nfqueue.Direction{On: c.Rate != 0 || c.Autorate, Queue: queue, Wash: c.Wash}
+func direction(c engine.Config, number uint16) nfqueue.Direction {
+	return nfqueue.Direction{
+		On: c.Rate != 0 || c.Autorate, Number: number, Whole: wholeLen(c), Wash: c.Wash, Restore: c.Fwmark,
+	}
 }
 
-func (d *Dataplane) configure(ctx context.Context, l *loop, c engine.Config) error {
+func (d *Dataplane) configure(ctx context.Context, direction int, c engine.Config) error {
 	var err error
-	if callErr := l.do(ctx, func() { err = l.apply(c) }); callErr != nil {
+	if callErr := d.loop.do(ctx, func() { err = d.loop.apply(direction, c) }); callErr != nil {
 		return callErr
 	}
 	return err
@@ -274,19 +351,17 @@ func (d *Dataplane) clear(ctx context.Context) error {
 	if errors.Is(err, os.ErrNotExist) { // somebody was faster
 		err = nil
 	}
-	for _, l := range []*loop{d.down, d.up} {
-		var e error
-		if callErr := l.do(ctx, func() { e = l.release() }); callErr != nil && !errors.Is(callErr, errEnded) {
-			e = callErr
-		}
-		err = errors.Join(err, e)
+	var e error
+	if callErr := d.loop.do(ctx, func() { e = d.loop.release() }); callErr != nil && !errors.Is(callErr, errEnded) {
+		e = callErr
 	}
-	err = errors.Join(err, d.parts.rules.Remove())
+	err = errors.Join(err, e, d.parts.rules.Remove())
 	if err != nil {
 		return fmt.Errorf("stop shaping %s: %w", d.cfg.Interface, err)
 	}
 	d.link = nil
 	d.bypassed = [2]uint64{}
+	d.bypass.Store(nil)
 	return nil
 }
 
@@ -297,58 +372,92 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 	if d.link == nil {
 		return false
 	}
-	// Before the loops' counters, so that what passes in between does not look
+	// Before the loop's counters, so that what comes in between does not look
 	// like bypassed.
-	passed := [2]uint64{}
+	var came [2]uint64
 	var err error
-	if passed[0], passed[1], err = d.parts.rules.Counters(); err != nil {
+	if came[down], came[up], err = d.parts.rules.Counters(); err != nil {
 		d.log.Debug("counters can't be read", "error", err)
 	}
-	*st = dataplane.Stats{}
-	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
-	defer cancel()
-	for i, l := range []*loop{d.down, d.up} {
-		out := &st.Down
-		if l == d.up {
-			out = &st.Up
-		}
-		if err := l.look(ctx, &d.seen[i]); err != nil {
-			d.log.Debug("a packet loop gives no statistics", "error", err)
-			return false
-		}
-		*out = d.seen[i].stats
-		c := d.seen[i].counters
-		st.Batches += c.Batches
-		st.Packets += c.Packets
-		st.QueueOverflows += c.Overflows
-		if accepted := c.Accepted - c.Errors; d.dirs[i].On && passed[i] > accepted {
-			d.bypassed[i] = max(d.bypassed[i], passed[i]-accepted)
+	if err := d.loop.look(d.known(came), &d.seen); err != nil {
+		d.log.Debug("the packet loop gives no statistics", "error", err)
+		return false
+	}
+	c := d.seen.counters
+	*st = dataplane.Stats{
+		Down: d.seen.stats[down], Up: d.seen.stats[up],
+		Batches: c.Batches, Packets: c.Down.Packets + c.Up.Packets, QueueOverflows: c.Down.Overflows + c.Up.Overflows,
+	}
+	for i, got := range [2]uint64{c.Down.Packets, c.Up.Packets} {
+		if got -= d.before[i]; d.dirs[i].On && came[i] > got {
+			d.bypassed[i] = max(d.bypassed[i], came[i]-got)
 		}
 		st.BypassedPackets += d.bypassed[i]
 	}
 	return true
 }
 
-// look brings a snapshot up to date. A loop that sleeps and has not moved is not
-// woken: waking is most of what an idle home costs.
-func (l *loop) look(ctx context.Context, s *snapshot) error {
+// known are the packets that the loop has received, or that are known to have
+// passed it, if that is all that has come.
+func (d *Dataplane) known(came [2]uint64) (received [2]uint64) {
+	for i, n := range came {
+		if received[i] = d.before[i]; d.dirs[i].On {
+			received[i] += n - min(d.bypassed[i], n)
+		}
+	}
+	return received
+}
+
+// look brings a snapshot up to date. received is what there is to receive, as
+// far as it is known. A loop that sleeps and has received that is not woken:
+// waking is most of what an idle home costs, and so is a timer that waits for
+// the answer, even if it is stopped.
+func (l *loop) look(received [2]uint64, s *snapshot) error {
 	select {
 	case <-l.done:
 		return l.ended()
 	default:
 	}
-	if s.valid && s.moved == l.moved.Load() && l.busy.Load()%2 == 0 {
-		return nil
-	}
-	s.valid = false
-	return l.do(ctx, func() {
-		*s = snapshot{valid: true, moved: l.moved.Load(), counters: l.q.Counters()}
-		if l.sched != nil {
-			l.sched.Stats(l.now(), &s.stats)
-			s.stats.Config = l.cfg
+	if l.awake.TryLock() {
+		got := l.q.Counters()
+		all := got.Down.Packets >= received[down] && got.Up.Packets >= received[up]
+		if all {
+			l.fill(s)
 		}
+		l.awake.Unlock()
+		if all {
+			return nil
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	var failed error
+	err := l.do(ctx, func() {
+		// What has come so far is in the socket, at most.
+		for range maxReads {
+			before := l.q.Counters().Batches
+			if _, failed = l.serve(); failed != nil || l.q.Counters().Batches == before {
+				break
+			}
+		}
+		l.fill(s)
 	})
+	return errors.Join(err, failed)
 }
+
+func (l *loop) fill(s *snapshot) {
+	*s = snapshot{counters: l.q.Counters()}
+	for i := range l.lanes {
+		if d := &l.lanes[i]; d.sched != nil {
+			d.sched.Stats(l.now(), &s.stats[i])
+			s.stats[i].Config = d.cfg
+		}
+	}
+}
+
+// maxReads bounds the reads before statistics are taken: more than the socket
+// holds.
+const maxReads = 200
 
 // Close implements dataplane.Dataplane.
 func (d *Dataplane) Close() error {
@@ -362,86 +471,136 @@ func (d *Dataplane) Close() error {
 	d.keeper.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	return errors.Join(d.clear(ctx), d.down.stop(ctx), d.up.stop(ctx), d.parts.rules.Close(), d.parts.close())
+	return errors.Join(d.clear(ctx), d.loop.stop(ctx), d.parts.rules.Close(), d.parts.offload.Close(), d.parts.close())
 }
 
-// keep renews the rules as long as both loops move. Without it they run out
-// and packets pass unshaped.
+// wake makes the keeper look and renew now.
+func (d *Dataplane) wake() {
+	select {
+	case d.wakeKeeper <- struct{}{}:
+	default:
+	}
+}
+
+// woken is described at loop.
+func (d *Dataplane) woken(many bool) {
+	if many {
+		d.begins.Store(true)
+	}
+	d.wake()
+}
+
+// keep renews the rules as long as the loop moves. Without it they run out and
+// packets pass unshaped.
 func (d *Dataplane) keep() {
-	every := renewEvery
-	t := time.NewTimer(every)
+	t := time.NewTimer(renewEvery)
 	defer t.Stop()
-	var busy [2]uint32
-	var moved uint32
-	quiet := 0
+	var busy, moved uint32
+	quiet, looked := 0, time.Now()
 	for {
+		ticked := false
 		select {
 		case <-d.stopKeeper:
 			return
+		case <-d.wakeKeeper:
+			if d.begins.Swap(false) {
+				quiet = 0
+			}
 		case <-t.C:
+			ticked = true
 		}
-		var hung *loop
-		for i, l := range []*loop{d.down, d.up} {
-			var h bool
-			if busy[i], h = l.hangs(busy[i]); h {
-				hung = l
+		d.asleep.Store(false)
+		var hung bool
+		if ticked || quiet >= quietTicks { // not twice within a moment
+			busy, hung = d.loop.hangs(busy)
+			switch before := d.hung.Swap(hung); {
+			case hung && !before:
+				d.log.Error("the packet loop stands still, packets pass unshaped")
+			case !hung && before:
+				d.log.Info("the packet loop moves again")
 			}
 		}
-		switch before := d.hung.Swap(hung); {
-		case hung != nil && before == nil:
-			d.log.Error("a packet loop stands still, packets pass unshaped", "direction", hung.name)
-		case hung == nil && before != nil:
-			d.log.Info("the packet loops move again")
+		if ticked {
+			before := moved
+			moved = d.loop.moved.Load()
+			quiet++
+			if moved-before > quietMoves {
+				quiet = 0
+			}
 		}
-		before := moved
-		moved = d.down.moved.Load() + d.up.moved.Load()
-		quiet++
-		if moved-before > quietMoves || hung != nil {
+		if hung {
 			quiet = 0
 		}
-		every = renewEvery
+		if !hung && (quiet < quietTicks || !ticked) {
+			if d.renew(time.Since(looked) >= offloadEvery) {
+				looked = time.Now()
+			}
+		}
 		if quiet >= quietTicks {
-			every = quietEvery
+			d.asleep.Store(true)
+			continue // until a packet comes
 		}
-		if hung == nil {
-			d.renew()
-		}
-		t.Reset(every)
+		t.Reset(renewEvery)
 	}
 }
 
-// Health returns an error while a packet loop stands still: packets pass
-// unshaped until it moves again. One that has ended is no matter of health:
-// Apply tells.
+// Health returns an error while the packet loop stands still: packets pass
+// unshaped until it moves again; and for a while after it has started afresh,
+// so that somebody hears of it. One that has ended is no matter of health: Apply
+// tells.
 func (d *Dataplane) Health() error {
-	l := d.hung.Load()
-	if l == nil {
-		return nil
-	}
+	hangs := d.hung.Load() || d.hangsUnseen()
+	afresh := engine.Time(d.loop.afresh.Load())
 	select {
-	case <-l.done:
+	case <-d.loop.done:
 		return nil
 	default:
-		return fmt.Errorf("the %s packet loop stands still: packets pass unshaped until it moves", l.name)
 	}
+	switch {
+	case hangs:
+		return errors.New("the packet loop stands still: packets pass unshaped until it moves")
+	case afresh != 0 && d.now().Sub(afresh) < afreshTold:
+		return errors.New("the packet loop has panicked and started afresh: what waited has passed unshaped; the agent's log says more")
+	}
+	return nil
 }
 
-// renew lets the rules live for Lifetime from now on.
-func (d *Dataplane) renew() {
-	// A method that is at work may wait for a loop; the rules outlive that.
+// hangsUnseen looks whether the loop hangs while the keeper sleeps: it has been
+// in one round since a call at least renewEvery ago.
+func (d *Dataplane) hangsUnseen() bool {
+	d.healthMu.Lock()
+	defer d.healthMu.Unlock()
+	count, same := d.loop.hangs(d.healthBusy)
+	if !d.asleep.Load() || !same {
+		d.healthBusy, d.healthAt = count, time.Now()
+		return false
+	}
+	return time.Since(d.healthAt) >= renewEvery
+}
+
+// renew lets the rules live for Lifetime from now on, and looks for flow offload
+// if that is due.
+func (d *Dataplane) renew(look bool) (looked bool) {
+	// A method that is at work may wait for the loop; the rules outlive that.
 	if !d.mu.TryLock() {
-		return
+		return false
 	}
 	defer d.mu.Unlock()
 	if d.link == nil || d.closed {
-		return
+		return false
 	}
 	err := d.parts.rules.Renew(nfqueue.Lifetime)
 	if errors.Is(err, os.ErrNotExist) {
 		d.log.Warn("somebody has removed the rules, they are made again")
-		err = d.install(d.dirs)
+		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+		defer cancel()
+		err = d.install(ctx, d.dirs)
 	}
 	if err != nil {
 		d.log.Warn("rules are not renewed", "error", err)
 	}
+	if look {
+		d.lookForOffload()
+	}
+	return look
 }

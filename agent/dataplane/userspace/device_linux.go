@@ -2,10 +2,12 @@ package userspace
 
 import (
 	"fmt"
-	"unsafe"
+	"runtime"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nic"
 	"github.com/cakefleet/cakefleet/engine"
 )
 
@@ -36,6 +38,7 @@ func (c control) device(name string) (device, error) {
 		return device{}, fmt.Errorf("interface %s: %w", name, err)
 	}
 	var d device
+	d.ppp = req.Uint16() == unix.ARPHRD_PPP
 	if req.Uint16() == unix.ARPHRD_ETHER {
 		d.netOff = etherHeader
 	}
@@ -46,44 +49,50 @@ func (c control) device(name string) (device, error) {
 	return d, nil
 }
 
-// ethtoolCmd is struct ethtool_cmd.
-type ethtoolCmd struct {
-	cmd                    uint32
-	supported, advertising uint32
-	speed                  uint16
-	_                      [6]uint8
-	maxTx, maxRx           uint32
-	speedHigh              uint16
-	_                      [2]uint8
-	_                      [3]uint32
-}
-
-// speed asks for the interface's speed; 0 where it has none, such as a tunnel,
-// or no carrier.
-func (c control) speed(name string) engine.BitsPerSecond {
-	cmd := ethtoolCmd{cmd: unix.ETHTOOL_GSET}
-	req := struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [24]byte
-	}{data: unsafe.Pointer(&cmd)}
-	copy(req.name[:unix.IFNAMSIZ-1], name)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
-	mbits := uint32(cmd.speedHigh)<<16 | uint32(cmd.speed)
-	if errno != 0 || mbits > 1<<31-1 || mbits == 0xffff { // SPEED_UNKNOWN
-		return 0
-	}
-	return engine.BitsPerSecond(mbits) * 1_000_000
-}
+// speed asks for the interface's speed; 0 where it has none.
+func (c control) speed(name string) engine.BitsPerSecond { return nic.Speed(c.fd, name) }
 
 // loopNice is the priority of the packet loops, -20 to 19: what a customer's
 // packets wait for goes before what serves nobody at the moment.
 const loopNice = -15
 
-// prepareThread takes the default 50 µs of slack off the calling thread's
-// timers and raises its priority. Both only make it better: where they fail,
-// the shaper's clock makes up for what is late.
-func prepareThread() {
-	unix.Prctl(unix.PR_SET_TIMERSLACK, 1, 0, 0, 0)   //nolint:errcheck // see above
-	unix.Setpriority(unix.PRIO_PROCESS, 0, loopNice) //nolint:errcheck // see above; 0 is this thread
+// loopSlack is how late timers of the packet loop's thread may be.
+const loopSlack = time.Nanosecond
+
+// thread is how a thread is scheduled.
+type thread struct {
+	nice  int
+	slack uintptr // of its timers, ns
+}
+
+func currentThread() thread {
+	nice, _, _ := unix.RawSyscall(unix.SYS_GETPRIORITY, unix.PRIO_PROCESS, 0, 0) // 20 less the nice value
+	slack, _, _ := unix.RawSyscall(unix.SYS_PRCTL, unix.PR_GET_TIMERSLACK, 0, 0)
+	return thread{20 - int(nice), slack}
+}
+
+// set makes the calling thread so. It only makes things better: where it fails,
+// the shaper's clock makes up for what is late. Go's scheduler is not told of
+// these calls, see nfqueue.Queue.
+func (t thread) set() {
+	_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, t.slack, 0)          // see above
+	_, _, _ = unix.RawSyscall(unix.SYS_SETPRIORITY, unix.PRIO_PROCESS, 0, uintptr(t.nice)) // see above; 0 is this thread
+}
+
+// ownThread returns what makes the calling thread the packet loop's own, without
+// slack and with a higher priority, and what lets it go again as it was. A loop
+// that is parked has none: if it had, each packet of an idle router would wake
+// two threads more.
+func ownThread() func(own bool) {
+	var was thread
+	return func(own bool) {
+		if !own {
+			was.set()
+			runtime.UnlockOSThread()
+			return
+		}
+		runtime.LockOSThread()
+		was = currentThread()
+		thread{loopNice, uintptr(loopSlack)}.set()
+	}
 }

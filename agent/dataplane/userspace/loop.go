@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,20 +17,17 @@ import (
 )
 
 const (
-	// blindWait bounds how long arrivals may lie in the socket while the shaper
-	// could not send them anyway. Reading them together when it can costs one
-	// wake-up instead of one each.
-	blindWait = time.Millisecond
+	// tick is how long a loop sleeps at least while packets wait to be sent: what
+	// is due then leaves together, and what has arrived is read together, for one
+	// wake-up. The shaper's clock makes up for what is late. It bounds how long
+	// arrivals lie in the socket, too.
+	tick = time.Millisecond
 
 	// maxLate is how much the shaper makes up for at most when the loop could not
 	// run: what a stall of its length or more leaves is a burst of this time
 	// times the rate. A process that was stopped for seconds must not send
 	// seconds' worth at once.
 	maxLate = 250 * time.Millisecond
-
-	// maxWait is how long a loop sleeps at most. It could be for ever: Wake and
-	// packets end it.
-	maxWait = 10 * time.Minute
 
 	// maxPanics is how often a loop starts afresh before it gives the queue up.
 	maxPanics = 3
@@ -40,13 +37,14 @@ const (
 // fake. Only Wake is called from other goroutines.
 type queue interface {
 	Recv(pkts []nfqueue.Packet) (int, error)
-	Accept(id uint32, setMark bool, mark uint32) error
-	Drop(id uint32) error
+	Accept(p nfqueue.Ref) error
+	Change(p nfqueue.Ref, mark uint32) error
+	Drop(p nfqueue.Ref) error
 	Flush() error
 	Release() error
 	Wait(d time.Duration, packets bool) error
 	Wake()
-	Configure(c nfqueue.Config) error
+	Configure(up bool, c nfqueue.Config) error
 	Counters() nfqueue.Counters
 	Close() error
 }
@@ -55,45 +53,71 @@ type queue interface {
 type device struct {
 	netOff uint16 // bytes of link-layer header that the kernel's qdiscs count
 	mtu    uint32 // of layer 3
+	ppp    bool   // it is a PPP session, such as PPPoE
 }
 
-// loop is one direction: a queue, a scheduler, and the goroutine that owns
-// both. Others talk to it by do.
+// loop is both directions: a queue, two schedulers, and the goroutine that owns
+// them. Others talk to it by do.
+//
+// It is one and not two because a wake-up is dear and the work between two is
+// not: both directions' packets are read, sent and given verdicts together.
 type loop struct {
-	name   string
 	log    hclog.Logger
 	q      queue
 	clock  func() engine.Time
-	seed   uint64
 	device device
 
 	// Owned by the goroutine.
-	sched   *engine.Scheduler // nil: packets pass as they come
-	cfg     engine.Config     // as applied; what sched has differs in SplitGSO
-	held    slots
+	lanes   [2]lane // down, up
 	pkts    [nfqueue.Batch]nfqueue.Packet
 	packet  engine.Packet
 	panics  int
 	stopped bool
 	due     engine.Time   // when the last round wanted to go on; Never if nothing was queued
-	skipped time.Duration // by which the scheduler's clock is behind clock
+	skipped time.Duration // by which the schedulers' clock is behind clock
 
+	// woken is called when a packet met rules that had run out, and with many if
+	// many moves have followed.
+	woken   func(many bool)
+	wokenAt engine.Time
+	calm    uint32 // moves until then; 0: they are not counted
+
+	own   func(bool)  // see ownThread
 	calls chan func() // capacity 1: put there before the wake-up that makes the loop look
 	done  chan struct{}
 	err   error // why the loop has ended; read it after done
+
+	// awake is held by the goroutine but while it sleeps without an end: who gets
+	// it may look at what the goroutine owns.
+	awake sync.Mutex
 
 	// busy counts up when the goroutine goes to sleep and when it wakes: an odd
 	// number that stays the same is a loop that hangs.
 	busy atomic.Uint32
 
-	// moved counts up with what changes statistics, so that those who ask for
-	// them need not wake a loop that has slept since.
+	// afresh is when it started afresh after a panic, by clock; 0: never.
+	afresh atomic.Int64
+
+	// moved counts up with what changes statistics.
 	moved atomic.Uint32
 }
 
-func newLoop(name string, q queue, dev device, seed uint64, clock func() engine.Time, log hclog.Logger) *loop {
+// lane is one direction.
+type lane struct {
+	up      bool
+	seed    uint64
+	sched   *engine.Scheduler // nil: packets pass as they come
+	cfg     engine.Config     // as applied; what sched has differs in SplitGSO
+	held    slots
+	handled nfqueue.Config // how the queue was told to handle its packets
+}
+
+const down, up = 0, 1 // in arrays by direction
+
+func newLoop(q queue, dev device, seed uint64, clock func() engine.Time, log hclog.Logger) *loop {
 	return &loop{
-		name: name, log: log, q: q, clock: clock, seed: seed, device: dev, due: engine.Never,
+		log: log, q: q, clock: clock, device: dev, due: engine.Never, woken: func(bool) {}, wokenAt: -engine.Time(nfqueue.Lifetime), own: ownThread(),
+		lanes: [2]lane{{seed: seed}, {seed: ^seed, up: true}},
 		calls: make(chan func(), 1), done: make(chan struct{}),
 	}
 }
@@ -101,8 +125,9 @@ func newLoop(name string, q queue, dev device, seed uint64, clock func() engine.
 // run is the goroutine. It ends by stop, or when the queue is beyond repair;
 // then the queue is closed, and the kernel lets packets pass.
 func (l *loop) run() {
-	runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-	prepareThread()
+	l.own(true) // and in the end: the thread ends with the goroutine
+	l.awake.Lock()
+	defer l.awake.Unlock()
 	defer close(l.done)
 	l.busy.Add(1)
 	var err error
@@ -111,12 +136,12 @@ func (l *loop) run() {
 	}
 	l.err = errors.Join(err, l.q.Release(), l.q.Close())
 	if !l.stopped {
-		l.log.Error("packet loop ended, packets pass unshaped", "direction", l.name, "error", l.err)
+		l.log.Error("packet loop ended, packets pass unshaped", "error", l.err)
 	}
 }
 
 // guardedRound turns a panic into a fresh start: every packet that waits is
-// let go and the scheduler is made anew, so that the customer stays online.
+// let go and the schedulers are made anew, so that the customer stays online.
 func (l *loop) guardedRound() (err error) {
 	defer func() {
 		r := recover()
@@ -124,7 +149,8 @@ func (l *loop) guardedRound() (err error) {
 			return
 		}
 		l.panics++
-		l.log.Error("packet loop starts afresh after a panic", "direction", l.name, "count", l.panics, "error", r, "stack", string(debug.Stack()))
+		l.afresh.Store(max(int64(l.clock()), 1))
+		l.log.Error("packet loop starts afresh after a panic", "count", l.panics, "error", r, "stack", string(debug.Stack()))
 		if err = l.release(); err != nil {
 			return
 		}
@@ -132,7 +158,11 @@ func (l *loop) guardedRound() (err error) {
 			err = fmt.Errorf("%d panics in the packet loop, the last: %v", l.panics, r)
 			return
 		}
-		err = l.apply(l.cfg)
+		for i := range l.lanes {
+			if l.lanes[i].cfg != (engine.Config{}) {
+				err = errors.Join(err, l.apply(i, l.lanes[i].cfg))
+			}
+		}
 	}()
 	return l.round()
 }
@@ -151,19 +181,28 @@ func (l *loop) round() error {
 	if err != nil {
 		return err
 	}
-	wait, packets := maxWait, true
+	wait, packets := time.Duration(-1), true // for ever: packets and Wake end it
 	if next != engine.Never {
 		wait = next.Sub(l.now())
-		packets = wait > blindWait
-	}
-	if wait <= 0 {
-		l.busy.Add(2) // moves, and stays awake
-		return nil
+		if wait <= 0 {
+			l.busy.Add(2) // moves, and stays awake
+			return nil
+		}
+		packets = wait > tick
+		wait = max(wait, tick)
 	}
 	l.busy.Add(1)
-	err = l.q.Wait(min(wait, maxWait), packets)
+	err = l.sleep(wait, packets)
 	l.busy.Add(1)
 	return err
+}
+
+func (l *loop) sleep(wait time.Duration, packets bool) error {
+	if wait < 0 {
+		l.awake.Unlock()
+		defer l.awake.Lock()
+	}
+	return l.q.Wait(wait, packets)
 }
 
 // serve reads one batch, sends what is due, and returns when the next packet
@@ -175,6 +214,11 @@ func (l *loop) serve() (next engine.Time, err error) {
 	}
 	if n > 0 || l.due != engine.Never {
 		l.moved.Add(1)
+		if l.calm > 0 {
+			if l.calm--; l.calm == 0 {
+				l.woken(true)
+			}
+		}
 	}
 	now := l.now()
 	if l.due != engine.Never {
@@ -183,14 +227,24 @@ func (l *loop) serve() (next engine.Time, err error) {
 			now = l.due.Add(maxLate)
 		}
 	}
+	if n > 0 && l.pkts[0].Wakes() {
+		if now.Sub(l.wokenAt) >= nfqueue.Lifetime/2 { // else it came before the keeper had renewed them
+			l.wokenAt, l.calm = now, quietMoves
+		}
+		l.woken(false)
+	}
 	for i := range l.pkts[:n] {
 		if err := l.arrive(now, &l.pkts[i]); err != nil {
 			return 0, err
 		}
 	}
-	next, err = l.send(now)
-	if err != nil {
-		return 0, err
+	next = engine.Never
+	for i := range l.lanes {
+		at, err := l.send(now, &l.lanes[i])
+		if err != nil {
+			return 0, err
+		}
+		next = min(next, at)
 	}
 	l.due = next
 	if n == len(l.pkts) {
@@ -199,52 +253,64 @@ func (l *loop) serve() (next engine.Time, err error) {
 	return next, l.q.Flush()
 }
 
-// now is the scheduler's time: it stands still during what a stall has beyond
+// now is the schedulers' time: it stands still during what a stall has beyond
 // maxLate.
 func (l *loop) now() engine.Time { return l.clock().Add(-l.skipped) }
 
 // arrive takes in one packet.
 func (l *loop) arrive(now engine.Time, in *nfqueue.Packet) error {
-	if l.sched == nil {
-		return l.q.Accept(in.ID, false, 0)
+	d := &l.lanes[down]
+	if in.Up() {
+		d = &l.lanes[up]
+	}
+	if d.sched == nil {
+		return l.q.Accept(in.Ref)
 	}
 	p := &l.packet
 	*p = engine.Packet{
-		Handle:   l.held.put(in.ID, in.Mark),
+		Handle:   d.held.put(in.Ref, in.Mark),
 		NetOff:   l.device.netOff,
 		Mark:     in.Mark,
 		Priority: in.Priority,
 		Segs:     1,
 	}
 	l.measure(in, p)
-	l.sched.Dissect(in.Data, p)
-	l.sched.Enqueue(now, p)
-	return l.drop()
+	d.sched.Dissect(in.Data, p)
+	d.sched.Enqueue(now, p)
+	return l.drop(d)
 }
 
 // send delivers what is due at now.
-func (l *loop) send(now engine.Time) (next engine.Time, err error) {
-	if l.sched == nil {
+func (l *loop) send(now engine.Time, d *lane) (next engine.Time, err error) {
+	if d.sched == nil {
 		return engine.Never, nil
 	}
 	for {
-		next = l.sched.NextSend()
+		next = d.sched.NextSend()
 		if next > now {
 			return next, nil
 		}
-		d, ok := l.sched.Dequeue(now)
-		if err := l.drop(); err != nil {
+		p, ok := d.sched.Dequeue(now)
+		if err := l.drop(d); err != nil {
 			return 0, err
 		}
 		if !ok {
-			return l.sched.NextSend(), nil
+			return d.sched.NextSend(), nil
 		}
-		id, mark := l.held.take(d.Handle)
-		out := mark &^ nfqueue.MarkBit
-		if d.CE {
-			out |= nfqueue.MarkBit
+		ref, mark := d.held.take(p.Handle)
+		change := uint32(0)
+		if p.CE {
+			change = nfqueue.MarkCE
 		}
-		if err := l.q.Accept(id, out != mark, out); err != nil {
+		if p.Changed && d.cfg.Wash {
+			change |= nfqueue.MarkWash
+		}
+		if change == 0 {
+			err = l.q.Accept(ref)
+		} else {
+			err = l.q.Change(ref, mark&^nfqueue.Marks|change)
+		}
+		if err != nil {
 			return 0, err
 		}
 	}
@@ -252,14 +318,14 @@ func (l *loop) send(now engine.Time) (next engine.Time, err error) {
 
 // drop gives the verdict on what the scheduler has dropped. What was in a tin
 // that a new configuration doesn't have is let go: a change loses nothing.
-func (l *loop) drop() error {
-	for _, d := range l.sched.Drops() {
-		id, _ := l.held.take(d.Handle)
+func (l *loop) drop(d *lane) error {
+	for _, p := range d.sched.Drops() {
+		ref, _ := d.held.take(p.Handle)
 		var err error
-		if d.Reason == engine.DropCleared {
-			err = l.q.Accept(id, false, 0)
+		if p.Reason == engine.DropCleared {
+			err = l.q.Accept(ref)
 		} else {
-			err = l.q.Drop(id)
+			err = l.q.Drop(ref)
 		}
 		if err != nil {
 			return err
@@ -268,37 +334,50 @@ func (l *loop) drop() error {
 	return nil
 }
 
-// apply makes the loop run c, in place if it runs already.
-func (l *loop) apply(c engine.Config) error {
+// apply makes a direction run c, in place if it runs already.
+func (l *loop) apply(direction int, c engine.Config) error {
+	d := &l.lanes[direction]
 	run := c
-	whole := takeWhole(c)
-	if whole {
-		run.SplitGSO = false // one verdict is for all of a super-packet
-	}
-	sched := l.sched
+	run.SplitGSO = false // one verdict is for all of a super-packet; see wholeLen
+	sched := d.sched
 	if sched == nil {
 		var err error
-		if sched, err = engine.New(l.now(), run, engine.Options{Seed: l.seed}); err != nil {
+		if sched, err = engine.New(l.now(), run, engine.Options{Seed: d.seed}); err != nil {
 			return err
 		}
 	} else if err := sched.Reconfigure(l.now(), run); err != nil {
 		return err
 	}
-	l.sched, l.cfg = sched, c
+	d.sched, d.cfg = sched, c
 	l.moved.Add(1)
-	if err := l.drop(); err != nil { // tins that are not in use any more
+	if err := l.drop(d); err != nil { // tins that are not in use any more
 		return err
 	}
-	return l.q.Configure(nfqueue.Config{MaxLen: l.maxLen(), GSO: whole})
+	handle := nfqueue.Config{MaxLen: maxLen(sched, l.now()), Copy: nfqueue.ShortCopy}
+	if c.AckFilter != engine.AckFilterOff {
+		handle.Copy = nfqueue.LongCopy
+	}
+	if handle == d.handled {
+		return nil
+	}
+	d.handled = handle
+	return l.q.Configure(d.up, handle)
 }
 
 // release lets every packet go, in the order of arrival, and forgets the
-// scheduler: what comes now passes as it comes.
+// schedulers: what comes now passes as it comes.
 func (l *loop) release() error {
 	l.moved.Add(1)
-	l.sched = nil
-	l.held = slots{}
-	return l.q.Release()
+	l.due = engine.Never
+	var err error
+	for i := range l.lanes {
+		d := &l.lanes[i]
+		for _, ref := range d.held.all() {
+			err = errors.Join(err, l.q.Accept(ref))
+		}
+		d.sched, d.held = nil, slots{}
+	}
+	return errors.Join(err, l.q.Release())
 }
 
 // do runs f on the loop's goroutine between two rounds and waits for it.
@@ -314,7 +393,7 @@ func (l *loop) do(ctx context.Context, f func()) error {
 	case <-l.done:
 		return l.ended()
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the %s packet loop: %w", l.name, context.Cause(ctx))
+		return fmt.Errorf("wait for the packet loop: %w", context.Cause(ctx))
 	}
 	l.q.Wake()
 	select {
@@ -324,14 +403,14 @@ func (l *loop) do(ctx context.Context, f func()) error {
 	case <-ctx.Done():
 		select {
 		case <-l.calls: // taken back
-			return fmt.Errorf("wait for the %s packet loop: %w", l.name, context.Cause(ctx))
+			return fmt.Errorf("wait for the packet loop: %w", context.Cause(ctx))
 		case <-finished: // it was under way
 		case <-l.done:
 			return l.ended()
 		}
 	}
 	if !ran {
-		return fmt.Errorf("the %s packet loop has panicked", l.name)
+		return errors.New("the packet loop has panicked")
 	}
 	return nil
 }
@@ -339,7 +418,7 @@ func (l *loop) do(ctx context.Context, f func()) error {
 // errEnded means that a loop has given up.
 var errEnded = fmt.Errorf("packet loop has ended: %w", dataplane.ErrEnded)
 
-func (l *loop) ended() error { return fmt.Errorf("%s: %w: %w", l.name, errEnded, l.err) }
+func (l *loop) ended() error { return fmt.Errorf("%w: %w", errEnded, l.err) }
 
 // stop ends the goroutine and waits for it. It is no error if the loop has
 // ended before, which was logged.

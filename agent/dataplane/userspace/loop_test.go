@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,28 +15,67 @@ import (
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
 	"github.com/cakefleet/cakefleet/agent/dataplane/dataplanetest"
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/offload"
 	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue"
 	"github.com/cakefleet/cakefleet/agent/dataplane/nfqueue/nfqueuetest"
 	"github.com/cakefleet/cakefleet/engine"
 )
 
-const testMaxRate = engine.BitsPerSecond(1_000_000_000)
+const (
+	testMaxRate = engine.BitsPerSecond(1_000_000_000)
+	testSpeed   = engine.BitsPerSecond(500_000_000) // of the interface
+)
 
 // fakes are a data plane without a kernel.
 type fakes struct {
 	*Dataplane
-	down, up *nfqueuetest.Queue
+	q        *nfqueuetest.Queue
+	down, up side
 	rules    *nfqueuetest.Rules
+	offload  *offloads
 	closed   int
 }
 
+// offloads are an offload.Watch without a kernel.
+type offloads struct {
+	mu     sync.Mutex
+	tables []offload.Table
+	looks  int
+}
+
+func (o *offloads) Look(bool, bool) ([]offload.Table, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.looks++
+	return slices.Clone(o.tables), nil
+}
+
+func (o *offloads) Close() error { return nil }
+
+func (o *offloads) set(tables ...offload.Table) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.tables = tables
+}
+
+// side is one direction of the queue.
+type side struct {
+	*nfqueuetest.Queue
+	isUp bool
+}
+
+func (s side) Push(p nfqueue.Packet) uint32    { return s.Queue.Push(s.isUp, p).ID }
+func (s side) Verdicts() []nfqueuetest.Verdict { return s.Queue.Verdicts(s.isUp) }
+func (s side) Held() int                       { return s.Queue.Held(s.isUp) }
+
 func newFakes(t testing.TB) *fakes {
 	t.Helper()
-	f := &fakes{down: nfqueuetest.NewQueue(), up: nfqueuetest.NewQueue(), rules: new(nfqueuetest.Rules)}
+	f := &fakes{q: nfqueuetest.NewQueue(), rules: new(nfqueuetest.Rules), offload: new(offloads)}
+	f.down, f.up = side{f.q, false}, side{f.q, true}
 	f.Dataplane = newDataplane(Config{Interface: "wan", MaxRate: testMaxRate, Seed: 1}, parts{
-		rules: f.rules, queues: [2]queue{f.down, f.up}, numbers: [2]uint16{7, 8},
+		rules: f.rules, offload: f.offload, queue: f.q, numbers: [2]uint16{7, 8},
 		device: device{netOff: etherHeader, mtu: 1500},
-		speed:  func() engine.BitsPerSecond { return 0 },
+		speed:  func() engine.BitsPerSecond { return testSpeed },
 		close:  func() error { f.closed++; return nil },
 	})
 	t.Cleanup(func() { f.Close() })
@@ -59,13 +100,13 @@ func (f *fakes) apply(t testing.TB, change func(c *engine.Config)) {
 func TestContract(t *testing.T) {
 	dataplanetest.Run(t, func(t *testing.T) dataplanetest.Subject {
 		f := newFakes(t)
-		return dataplanetest.Subject{Dataplane: f, MaxRate: testMaxRate, Shaping: f.shaping}
+		return dataplanetest.Subject{Dataplane: f, MaxRate: testMaxRate, Speed: testSpeed, Shaping: f.shaping}
 	})
 }
 
 // packet is a UDP packet of n bytes of layer 3, of which 128 are there.
 func packet(n int, tos byte, port uint16) nfqueue.Packet {
-	b := make([]byte, min(n, nfqueue.CopyRange))
+	b := make([]byte, min(n, nfqueue.LongCopy))
 	b[0], b[1], b[8], b[9] = 0x45, tos, 64, 17
 	binary.BigEndian.PutUint16(b[2:], uint16(n))
 	copy(b[12:], []byte{10, 0, 0, 1, 192, 0, 2, 1})
@@ -100,6 +141,49 @@ func TestPace(t *testing.T) {
 	})
 }
 
+// TestFault010 queues super-packets of one flow, each as long as the kernel
+// leaves them whole, and wants a small packet of another flow to wait for no
+// more than one of them: a millisecond.
+func TestFault010(t *testing.T) {
+	for _, rate := range []engine.BitsPerSecond{20_000_000, 115_000_000, 400_000_000} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakes(t)
+			f.apply(t, func(c *engine.Config) { c.Rate, c.SplitGSO, c.AckFilter = rate, true, engine.AckFilterOff })
+			_, upload, _ := f.rules.State()
+			if at := time.Duration(upload.Whole) * 8 * time.Second / time.Duration(rate); at > time.Millisecond {
+				t.Fatalf("%s: %d bytes stay whole, which take %v", rate, upload.Whole, at)
+			}
+			long := max(upload.Whole, 1500)
+			for range 20 {
+				p := packet(int(long), 0, 1)
+				p.GSO = long > 1500
+				f.up.Push(p)
+			}
+			synctest.Wait()
+			f.up.Verdicts()
+			time.Sleep(time.Millisecond) // of twenty
+			small := f.up.Push(packet(60, 0, 2))
+			start := time.Now()
+			for {
+				time.Sleep(100 * time.Microsecond)
+				synctest.Wait()
+				waited := time.Since(start)
+				if slices.ContainsFunc(f.up.Verdicts(), func(v nfqueuetest.Verdict) bool { return v.ID == small }) {
+					// One super-packet, its own time, and what the loop sleeps.
+					if most := time.Millisecond + 2*tick; waited > most {
+						t.Errorf("%s: it waited %v, want at most %v", rate, waited, most)
+					}
+					break
+				}
+				if waited > time.Second {
+					t.Fatalf("%s: it never left", rate)
+				}
+			}
+			f.Close()
+		})
+	}
+}
+
 // TestStall wants a loop that could not run for a while to make up for no more
 // than maxLate.
 func TestStall(t *testing.T) {
@@ -111,8 +195,8 @@ func TestStall(t *testing.T) {
 		}
 		synctest.Wait()
 		goOn := make(chan struct{})
-		inject := func() { f.up.Panic = func() { f.up.Panic = nil; <-goOn } }
-		if err := f.Dataplane.up.do(context.Background(), inject); err != nil {
+		inject := func() { f.q.Panic = func() { f.q.Panic = nil; <-goOn } }
+		if err := f.loop.do(context.Background(), inject); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
@@ -152,10 +236,10 @@ func TestMarks(t *testing.T) {
 				switch {
 				case !v.Accept:
 					dropped++
-				case !v.SetMark:
+				case !v.Change:
 					plain++
-				case v.Mark != userMark|nfqueue.MarkBit:
-					t.Fatalf("mark is %#x, want %#x", v.Mark, userMark|nfqueue.MarkBit)
+				case v.Mark != userMark|nfqueue.MarkCE:
+					t.Fatalf("mark is %#x, want %#x", v.Mark, userMark|nfqueue.MarkCE)
 				case !capable[v.ID]:
 					t.Fatalf("packet %d is marked CE but not capable of it", v.ID)
 				default:
@@ -170,21 +254,47 @@ func TestMarks(t *testing.T) {
 	})
 }
 
-// TestOurBit wants our bit cleared where somebody else has set it.
-func TestOurBit(t *testing.T) {
+// TestWash wants only what has a DSCP sent through the rules once more, with
+// the user's mark and the order to wash, and CE in the same way.
+func TestWash(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t)
-		f.apply(t, func(*engine.Config) {})
-		p := packet(100, 0, 1)
-		p.Mark = nfqueue.MarkBit | 5
-		id := f.up.Push(p)
-		synctest.Wait()
-		want := nfqueuetest.Verdict{ID: id, Accept: true, SetMark: true, Mark: 5}
-		if v := f.up.Verdicts(); len(v) != 1 || v[0] != want {
-			t.Errorf("verdicts %+v, want %+v", v, want)
+		f.apply(t, func(c *engine.Config) { c.Wash = true })
+		for _, c := range []struct {
+			tos  byte
+			want nfqueuetest.Verdict
+		}{
+			{0, nfqueuetest.Verdict{Accept: true}},
+			{2, nfqueuetest.Verdict{Accept: true}},
+			{0xb8, nfqueuetest.Verdict{Accept: true, Change: true, Mark: 5 | nfqueue.MarkWash}},
+		} {
+			p := packet(100, c.tos, 1)
+			p.Mark = 5
+			c.want.Ref = f.q.Push(true, p)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			if v := f.up.Verdicts(); len(v) != 1 || v[0] != c.want {
+				t.Errorf("DS field %#x: verdicts %+v, want %+v", c.tos, v, c.want)
+			}
 		}
 		f.Close()
 	})
+}
+
+// TestFwmark wants the mark's bits told to the rules, which restore them from
+// the connection, and bits that are the data plane's own refused.
+func TestFwmark(t *testing.T) {
+	f := newFakes(t)
+	f.apply(t, func(c *engine.Config) { c.Fwmark = 0xff00 })
+	if down, up, _ := f.rules.State(); down.Restore != 0xff00 || up.Restore != 0xff00 {
+		t.Errorf("the rules restore %#x and %#x, want 0xff00", down.Restore, up.Restore)
+	}
+	l := dataplanetest.Link()
+	l.Up.Fwmark = 1 << 30
+	var rejected *dataplane.RejectedError
+	if _, err := f.Apply(context.Background(), l); !errors.As(err, &rejected) || rejected.Field != "up.fwmark" {
+		t.Errorf("a mask with the data plane's own bits: %v", err)
+	}
 }
 
 // TestClearReleases wants everything that waits to go on in the order of
@@ -278,13 +388,16 @@ func TestPanic(t *testing.T) {
 		f.up.Push(packet(986, 0, 1))
 		synctest.Wait()
 		panics := 0
-		inject := func() { f.up.Panic = func() { f.up.Panic = nil; panics++; panic("injected") } }
+		inject := func() { f.q.Panic = func() { f.q.Panic = nil; panics++; panic("injected") } }
+		if err := f.Health(); err != nil {
+			t.Errorf("before any panic: %v", err)
+		}
 		for i := range maxPanics {
-			if f.up.Closed() {
+			if f.q.Closed() {
 				t.Fatalf("the queue is given up after %d panics", i)
 			}
 			// Only the loop's goroutine touches the hook.
-			if err := f.Dataplane.up.do(context.Background(), inject); err != nil {
+			if err := f.loop.do(context.Background(), inject); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -298,10 +411,17 @@ func TestPanic(t *testing.T) {
 				if f.up.Held() == 0 {
 					t.Error("nothing is shaped after a panic")
 				}
+				if err := f.Health(); err == nil || !strings.Contains(err.Error(), "started afresh") {
+					t.Errorf("after panic %d it is told: %v", i+1, err)
+				}
+				time.Sleep(afreshTold + time.Second)
+				if err := f.Health(); err != nil {
+					t.Errorf("long after panic %d: %v", i+1, err)
+				}
 			}
 		}
-		if panics != maxPanics || !f.up.Closed() {
-			t.Errorf("%d panics, queue closed: %v; want %d and true", panics, f.up.Closed(), maxPanics)
+		if panics != maxPanics || !f.q.Closed() {
+			t.Errorf("%d panics, queue closed: %v; want %d and true", panics, f.q.Closed(), maxPanics)
 		}
 		var st dataplane.Stats
 		if f.Stats(&st) {
@@ -337,8 +457,8 @@ func TestKeeper(t *testing.T) {
 		}
 
 		goOn := make(chan struct{})
-		inject := func() { f.up.Panic = func() { f.up.Panic = nil; <-goOn } }
-		if err := f.Dataplane.up.do(context.Background(), inject); err != nil {
+		inject := func() { f.q.Panic = func() { f.q.Panic = nil; <-goOn } }
+		if err := f.loop.do(context.Background(), inject); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * renewEvery)
@@ -349,7 +469,7 @@ func TestKeeper(t *testing.T) {
 		if f.Stats(&st) {
 			t.Error("statistics while a loop hangs")
 		}
-		if err := f.Health(); err == nil || !strings.Contains(err.Error(), "up packet loop") {
+		if err := f.Health(); err == nil || !strings.Contains(err.Error(), "stands still") {
 			t.Errorf("health while a loop hangs: %v", err)
 		}
 		close(goOn)
@@ -370,9 +490,10 @@ func TestKeeper(t *testing.T) {
 	})
 }
 
-// TestQuietKeeper wants fewer renewals while there are few packets, none while
-// a loop stands still, and rules that never live longer than Lifetime without
-// one: that bounds what a stopped agent holds.
+// TestQuietKeeper wants no renewal while there are no packets, one at once when
+// a packet meets rules that have run out, the usual ones while packets come,
+// and rules that never live longer than Lifetime without one: that bounds what
+// a stopped agent holds. A loop that hangs meanwhile is noticed by who asks.
 func TestQuietKeeper(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes(t)
@@ -388,23 +509,28 @@ func TestQuietKeeper(t *testing.T) {
 			return after - before
 		}
 		time.Sleep((quietTicks + 2) * renewEvery)
-		if n, want := renewals(time.Minute), int(time.Minute/quietEvery); n < want-1 || n > want+1 {
-			t.Errorf("renewed %d times in a quiet minute, want %d", n, want)
-		}
-
-		goOn := make(chan struct{})
-		inject := func() { f.up.Panic = func() { f.up.Panic = nil; <-goOn } }
-		if err := f.Dataplane.up.do(context.Background(), inject); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(2*quietEvery + renewEvery)
 		if n := renewals(time.Minute); n != 0 {
-			t.Errorf("renewed %d times while a loop stands still", n)
+			t.Errorf("renewed %d times in a quiet minute", n)
 		}
-		close(goOn)
-		if n := renewals(2 * quietEvery); n == 0 {
-			t.Error("not renewed when the loop moves again")
+		f.q.Woken = true
+		for range 3 {
+			f.up.Push(packet(986, 0, 1))
+			if n := renewals(time.Millisecond); n != 1 {
+				t.Errorf("renewed %d times when a packet came, want once", n)
+			}
+			if n := renewals(time.Minute); n != 0 {
+				t.Errorf("renewed %d times in the minute after a packet", n)
+			}
 		}
+		_, once := f.rules.Calls() // an answer that is faster than the keeper
+		f.up.Push(packet(986, 0, 1))
+		f.up.Push(packet(986, 0, 1))
+		time.Sleep(time.Minute)
+		if _, n := f.rules.Calls(); n-once > 2 {
+			t.Errorf("renewed %d times in the minute after two packets at once", n-once)
+		}
+		f.up.Push(packet(986, 0, 1))
+		f.q.Woken = false
 		_, before := f.rules.Calls()
 		for range 2 * quietTicks {
 			for range quietMoves + 1 {
@@ -416,6 +542,91 @@ func TestQuietKeeper(t *testing.T) {
 		if _, after := f.rules.Calls(); after-before < 2*quietTicks-2 {
 			t.Errorf("renewed %d times while packets come, want %d", after-before, 2*quietTicks)
 		}
+		time.Sleep((quietTicks + 2) * renewEvery)
+
+		goOn := make(chan struct{})
+		inject := func() { f.q.Panic = func() { f.q.Panic = nil; <-goOn } }
+		if err := f.loop.do(context.Background(), inject); err != nil {
+			t.Fatal(err)
+		}
+		for i, want := range []bool{false, true} {
+			if err := f.Health(); (err != nil) != want {
+				t.Errorf("health at look %d at a loop that hangs: %v", i, err)
+			}
+			time.Sleep(5 * time.Second)
+		}
+		if n := renewals(time.Minute); n != 0 {
+			t.Errorf("renewed %d times while the loop stands still", n)
+		}
+		close(goOn)
+		synctest.Wait()
+		if err := f.Health(); err != nil {
+			t.Errorf("health after the loop moves again: %v", err)
+		}
+		f.Close()
+	})
+}
+
+// TestStatsOfSleeper wants a loop that sleeps looked at and not woken, unless
+// there is something that it has not received.
+func TestStatsOfSleeper(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t)
+		f.apply(t, func(*engine.Config) {})
+		stats := func(came, packets, bypassed uint64, wakes int64) {
+			t.Helper()
+			time.Sleep(time.Second)
+			synctest.Wait()
+			f.rules.Count(came)
+			before := f.q.Wakes()
+			var st dataplane.Stats
+			if !f.Stats(&st) || st.Packets != packets || st.Up.SentPackets != packets || st.BypassedPackets != bypassed {
+				t.Errorf("%d packets of the queue, %d sent, %d bypassed; want %d, %d and %d", st.Packets, st.Up.SentPackets, st.BypassedPackets, packets, packets, bypassed)
+			}
+			if n := f.q.Wakes() - before; n != wakes {
+				t.Errorf("the loop is woken %d times, want %d", n, wakes)
+			}
+		}
+		stats(0, 0, 0, 0)
+		f.up.Push(packet(986, 0, 1))
+		stats(1, 1, 0, 0)
+		stats(3, 1, 2, 1) // two that are not there: it is asked
+		stats(3, 1, 2, 0)
+		f.up.Push(packet(986, 0, 1))
+		stats(4, 2, 2, 0)
+		f.Close()
+	})
+}
+
+// TestFlowOffload wants a flow table that takes packets past the shaper told,
+// when a link is applied and when it comes later.
+func TestFlowOffload(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes(t)
+		table := offload.Table{Table: "fw4", Name: "ft", Devices: []string{"lan", "wan"}, Rules: 1}
+		f.offload.set(table)
+		f.apply(t, func(*engine.Config) {})
+		if why := f.Bypass(); !strings.Contains(why, "flow table ft of table fw4") || strings.Contains(why, "hardware") {
+			t.Errorf("with a flow table on the interface: %q", why)
+		}
+		after := func(want string) {
+			t.Helper()
+			for range int(2*offloadEvery/renewEvery) + 2 { // with packets, so that the keeper is awake
+				for range quietMoves + 1 {
+					f.up.Push(packet(986, 0, 1))
+					synctest.Wait()
+				}
+				time.Sleep(renewEvery)
+			}
+			if why := f.Bypass(); want == "" && why != "" || !strings.Contains(why, want) {
+				t.Errorf("%q, want %q", why, want)
+			}
+		}
+		f.offload.set()
+		after("")
+		table.Hardware = true
+		f.offload.set(table)
+		after("hardware flow offload")
 		f.Close()
 	})
 }
@@ -452,9 +663,10 @@ func (s *stream) Recv(pkts []nfqueue.Packet) (int, error) {
 	}
 	return n, nil
 }
-func (s *stream) Accept(uint32, bool, uint32) error { return nil }
-func (s *stream) Drop(uint32) error                 { return nil }
-func (s *stream) Flush() error                      { return nil }
+func (s *stream) Accept(nfqueue.Ref) error         { return nil }
+func (s *stream) Change(nfqueue.Ref, uint32) error { return nil }
+func (s *stream) Drop(nfqueue.Ref) error           { return nil }
+func (s *stream) Flush() error                     { return nil }
 
 // newStream makes a loop at a rate below or above what the stream offers: a
 // batch of 8 packets at each call, and a clock that moves by step.
@@ -462,17 +674,17 @@ func newStream(tb testing.TB, rate engine.BitsPerSecond, step time.Duration) *lo
 	s := &stream{}
 	for i := range 8 {
 		p := packet(1486, byte(i%2)*2, uint16(i%4))
-		p.ID = uint32(i)
+		p.ID, p.Number = uint32(i), 2*nfqueue.Spread+1 // up
 		s.batch = append(s.batch, p)
 	}
 	now := engine.Time(1)
-	l := newLoop("up", s, device{netOff: etherHeader, mtu: 1500}, 1, func() engine.Time {
+	l := newLoop(s, device{netOff: etherHeader, mtu: 1500}, 1, func() engine.Time {
 		now = now.Add(step)
 		return now
 	}, hclog.NewNullLogger())
 	c := dataplanetest.Link().Up
 	c.Rate = rate
-	if err := l.apply(c); err != nil {
+	if err := l.apply(up, c); err != nil {
 		tb.Fatal(err)
 	}
 	return l

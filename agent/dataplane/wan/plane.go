@@ -4,8 +4,7 @@
 //
 // While the interface is missing, Apply returns dataplane.ErrNoDevice and
 // changes nothing. Whoever holds the Plane waits for Changed and applies again.
-// What was shaped by then stays shaped as far as it can be: a new interface of
-// the old name meets the rules of the userspace data plane at once.
+// Until then packets of a new interface of the old name pass unshaped.
 package wan
 
 import (
@@ -41,6 +40,7 @@ type Plane struct {
 	cfg   Config
 	log   hclog.Logger
 	watch watcher
+	lock  lock
 
 	mu     sync.Mutex // guards all below
 	inner  dataplane.Dataplane
@@ -52,16 +52,26 @@ type Plane struct {
 var _ dataplane.Dataplane = (*Plane)(nil)
 
 // Open opens the data plane, or waits for the interface if that is not there.
-// It is an error if the interface is there and no data plane opens on it.
+// It is an error if the interface is there and no data plane opens on it, and
+// ErrInUse if another agent has the interface.
 func Open(c Config) (*Plane, error) {
 	if c.Logger == nil {
 		c.Logger = hclog.NewNullLogger()
 	}
-	w, err := newWatch(c.Interface, c.Logger.Named("wan"))
+	l, err := take(c.Interface)
 	if err != nil {
 		return nil, err
 	}
-	return open(c, w)
+	w, err := newWatch(c.Interface, c.Logger.Named("wan"))
+	if err != nil {
+		return nil, errors.Join(err, l.release())
+	}
+	p, err := open(c, w)
+	if err != nil {
+		return nil, errors.Join(err, l.release())
+	}
+	p.lock = l
+	return p, nil
 }
 
 func open(c Config, w watcher) (*Plane, error) {
@@ -83,6 +93,7 @@ func open(c Config, w watcher) (*Plane, error) {
 func (p *Plane) follow() error {
 	now := p.watch.Device()
 	if now.Index == 0 {
+		p.lost()
 		return fmt.Errorf("%s: %w", p.cfg.Interface, dataplane.ErrNoDevice)
 	}
 	if p.inner != nil && p.on.Same(now) {
@@ -98,6 +109,17 @@ func (p *Plane) follow() error {
 	}
 	p.inner, p.name, p.on = inner, name, now
 	return nil
+}
+
+// lost tells inner, if it cares, that there is no interface.
+func (p *Plane) lost() {
+	l, ok := p.inner.(interface{ Lost() error })
+	if !ok {
+		return
+	}
+	if err := l.Lost(); err != nil {
+		p.log.Warn("interface is not left in order", "interface", p.cfg.Interface, "error", err)
+	}
 }
 
 // leave closes inner. What that can't undo went with the interface, or is
@@ -116,6 +138,9 @@ func (p *Plane) leave() {
 func (p *Plane) Name() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if n, ok := p.inner.(interface{ Name() string }); ok {
+		return n.Name()
+	}
 	return p.name
 }
 
@@ -180,6 +205,17 @@ func (p *Plane) Health() error {
 	return nil
 }
 
+// Bypass says what takes packets past the data plane that only somebody else
+// can turn off; empty if nothing does that it knows of.
+func (p *Plane) Bypass() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if b, ok := p.inner.(interface{ Bypass() string }); ok {
+		return b.Bypass()
+	}
+	return ""
+}
+
 // Close implements dataplane.Dataplane.
 func (p *Plane) Close() error {
 	p.mu.Lock()
@@ -193,5 +229,5 @@ func (p *Plane) Close() error {
 		err = errors.Join(p.inner.Close(), err)
 		p.inner = nil
 	}
-	return err
+	return errors.Join(err, p.lock.release())
 }

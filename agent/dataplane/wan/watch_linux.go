@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nic"
 	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
 )
 
@@ -42,6 +43,8 @@ type watch struct {
 
 	seq    uint32 // of the last question; the rest is the goroutine's
 	answer bool   // whether there was an answer
+	index  uint32 // of the interface when it was there last
+	downs  uint32 // how often the kernel had seen its carrier lost by then
 	once   sync.Once
 }
 
@@ -170,15 +173,16 @@ func (w *watch) read(b []byte) (ask bool) {
 		switch d, isLink := decode(m); {
 		case m.Seq == w.seq && m.Type == unix.NLMSG_ERROR:
 			if errno := unix.Errno(-int32(nlmsg.Attr{Order: nlmsg.Order{}, Bytes: m.Body}.U32())); errno == unix.ENODEV {
-				w.set(dataplane.Device{Name: w.name})
+				w.set(dataplane.Device{Name: w.name}, 0, false)
 			} else {
 				w.log.Warn("the kernel does not tell of the interface", "error", errno)
 			}
 		case !isLink:
 		case m.Seq == w.seq && m.Type == unix.RTM_NEWLINK && d.Name == w.name:
-			w.set(d)
+			downs, counts := carrierDowns(m)
+			w.set(w.more(d), downs, counts)
 		case m.Seq == w.seq && m.Type == unix.RTM_NEWLINK: // found by another name that it has, too
-			w.set(dataplane.Device{Name: w.name})
+			w.set(dataplane.Device{Name: w.name}, 0, false)
 		default:
 			ask = ask || d.Name == w.name || d.Index == w.Device().Index
 		}
@@ -186,10 +190,24 @@ func (w *watch) read(b []byte) (ask bool) {
 }
 
 // set notes the answer to a question.
-func (w *watch) set(d dataplane.Device) {
+func (w *watch) set(d dataplane.Device, downs uint32, counts bool) {
 	first := !w.answer
 	w.answer = true
-	if d != w.Device() {
+	was := w.Device()
+	d.Comings, d.CarrierLosses = was.Comings, was.CarrierLosses
+	if d.Index != 0 {
+		switch {
+		case d.Index != w.index && !first:
+			d.Comings++
+		case d.Index != w.index:
+		case counts:
+			d.CarrierLosses += uint64(downs - w.downs)
+		case was.Carrier && !d.Carrier: // before Linux 4.16 some may be missed
+			d.CarrierLosses++
+		}
+		w.index, w.downs = d.Index, downs
+	}
+	if d != was {
 		w.device.Store(&d)
 		if !first {
 			select {
@@ -218,7 +236,24 @@ func decode(m nlmsg.Message) (d dataplane.Device, ok bool) {
 			d.Name = v.Str()
 		case unix.IFLA_MTU:
 			d.MTU = v.U32()
+		case unix.IFLA_CARRIER:
+			d.Carrier = len(v.Bytes) > 0 && v.Bytes[0] != 0
 		}
 	}
 	return d, true
+}
+
+// carrierDowns returns how often the carrier was lost since the interface was
+// made; ok is false if the kernel does not count it.
+func carrierDowns(m nlmsg.Message) (n uint32, ok bool) {
+	v, ok := nlmsg.Attrs{Order: nlmsg.Order{}, Bytes: m.Body[ifinfoLen:]}.Find(unix.IFLA_CARRIER_DOWN_COUNT)
+	return v.U32(), ok
+}
+
+// more adds what rtnetlink does not tell.
+func (w *watch) more(d dataplane.Device) dataplane.Device {
+	if raw, err := w.file.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { d.Speed = nic.Speed(int(fd), d.Name) }) // closed: the next read tells
+	}
+	return d
 }

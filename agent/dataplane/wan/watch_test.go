@@ -1,6 +1,7 @@
 package wan
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/dataplane/dataplanetest"
 	"github.com/cakefleet/cakefleet/internal/testnet"
 )
 
@@ -68,7 +70,7 @@ func (n *network) change(name string, f func(netlink.Link) error) {
 // expect waits for a change after which the interface is as wanted.
 func (n *network) expect(what string, ok func(dataplane.Device) bool) {
 	n.t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	for !ok(n.Device()) {
 		select {
 		case <-n.Changed():
@@ -113,9 +115,36 @@ func TestWatch(t *testing.T) {
 	n.expect("made again", func(d dataplane.Device) bool { return d.Index != 0 && d.Index != first })
 }
 
+// Flaps and new comings are counted, however fast they come, and a veth says
+// that it has 10 Gbit/s.
+func TestWatchCounts(t *testing.T) {
+	n := newNetwork(t, "wan")
+	n.change("wan", netlink.LinkSetUp)
+	n.change("wan-end", netlink.LinkSetUp)
+	n.expect("carrier", func(d dataplane.Device) bool { return d.Carrier })
+	if d := n.Device(); d.Comings != 0 || d.CarrierLosses != 0 || d.Speed != 10_000_000_000 {
+		t.Errorf("at first: %+v", d)
+	}
+	const flaps = 7
+	for range flaps {
+		n.change("wan-end", netlink.LinkSetDown)
+		n.change("wan-end", netlink.LinkSetUp)
+	}
+	n.expect("flaps", func(d dataplane.Device) bool { return d.Carrier && d.CarrierLosses == flaps })
+	for i := range uint64(2) {
+		n.change("wan", netlink.LinkDel)
+		n.expect("deleted", func(d dataplane.Device) bool { return d.Index == 0 })
+		n.add("wan")
+		n.expect("came again", func(d dataplane.Device) bool { return d.Comings == i+1 })
+	}
+	if d := n.Device(); d.CarrierLosses != flaps {
+		t.Errorf("after new comings: %+v", d)
+	}
+}
+
 // News that say nothing new change nothing, and news of another device are
 // not even looked into (fault 94).
-func TestWatchIgnores(t *testing.T) {
+func TestFault094_OthersEvents(t *testing.T) {
 	n := newNetwork(t, "wan", "other")
 	n.change("wan", netlink.LinkSetUp)
 	n.expect("up", func(d dataplane.Device) bool { return d.Up })
@@ -142,7 +171,7 @@ func TestWatchIgnores(t *testing.T) {
 		n.change("wan", func(l netlink.Link) error { return netlink.LinkSetTxQLen(l, 500+i) })
 	}
 	// Some may find the socket full, on a busy machine.
-	for deadline := time.Now().Add(20 * time.Second); n.asked.Load() < asked+30; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); n.asked.Load() < asked+30; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d of 100 events were seen", n.asked.Load()-asked)
 		}
@@ -175,7 +204,7 @@ func TestWatchOverflow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); n.missed.Load() == 0; {
+	for deadline := time.Now().Add(time.Minute); n.missed.Load() == 0; {
 		if time.Now().After(deadline) {
 			t.Fatal("the socket holds everything")
 		}
@@ -184,4 +213,42 @@ func TestWatchOverflow(t *testing.T) {
 	}
 	n.change("wan", netlink.LinkSetUp)
 	n.expect("up", func(d dataplane.Device) bool { return d.Up })
+}
+
+// The second agent on an interface is told; one on another interface is not,
+// nor one that comes when the first has ended.
+func TestOneAgentAnInterface(t *testing.T) {
+	n := newNetwork(t, "wan", "other")
+	open := func(iface string) (p *Plane, err error) {
+		n.do(func() error {
+			p, err = Open(Config{Interface: iface, Open: func() (dataplane.Dataplane, string, error) {
+				return new(dataplanetest.Fake), "fake", nil
+			}})
+			return nil
+		})
+		return p, err
+	}
+	end := func(p *Plane) {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	first, err := open("wan")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := open("wan"); !errors.Is(err, ErrInUse) || err.Error() != "interface wan: another cakefleet-agent shapes it: stop that one first" {
+		t.Errorf("the second: %v", err)
+	}
+	other, err := open("other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(other)
+	end(first)
+	again, err := open("wan")
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(again)
 }

@@ -138,6 +138,7 @@ type Controller struct {
 	mu       sync.Mutex
 	tokens   map[string]string // text: router id
 	enrolled int
+	renewed  int
 }
 
 // Session is one stream.
@@ -162,7 +163,9 @@ type Config struct {
 	// Differences asks for reports that are differences; Session.Reports has
 	// them as they come.
 	Differences bool
+	Origin      string           // what the settings say; see Settings.origin
 	Clock       func() time.Time // what the settings say; nil: no time
+	Probe       *pb.Probe        // what the settings ask to be measured; nil: nothing
 }
 
 // Start starts a controller that stops with the test.
@@ -251,6 +254,30 @@ func (c *Controller) Enroll(_ context.Context, r *pb.EnrollRequest) (*pb.EnrollR
 	return &pb.EnrollResponse{RouterId: id, Certificate: cert.Raw, CaCertificate: c.Authority.Certificate.Raw}, nil
 }
 
+// Renew gives another certificate for the key of the client's.
+func (c *Controller) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.RenewResponse, error) {
+	id, err := router(ctx)
+	if err != nil {
+		return nil, err
+	}
+	csr, err := x509.ParseCertificateRequest(r.GetCsr())
+	if err != nil || csr.CheckSignature() != nil {
+		return nil, status.Error(codes.InvalidArgument, "signing request")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.renewed++
+	cert := c.Authority.Router(c.t, id, csr.PublicKey.(ed25519.PublicKey), time.Now().Add(-time.Minute), 90*24*time.Hour)
+	return &pb.RenewResponse{Certificate: cert.Raw, CaCertificate: c.Authority.Certificate.Raw}, nil
+}
+
+// Renewed returns how many certificates were renewed.
+func (c *Controller) Renewed() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.renewed
+}
+
 // Connect has one session.
 func (c *Controller) Connect(stream pb.SessionService_ConnectServer) error {
 	id, err := router(stream.Context())
@@ -273,7 +300,8 @@ func (c *Controller) Connect(stream pb.SessionService_ConnectServer) error {
 		end:      make(chan error, 1),
 		send:     make(chan *pb.ConnectResponse),
 	}
-	settings := &pb.Settings{ReportInterval: durationpb.New(c.Interval), Differences: c.cfg.Differences}
+	settings := &pb.Settings{ReportInterval: durationpb.New(c.Interval), Differences: c.cfg.Differences, Origin: c.cfg.Origin}
+	settings.Probe = c.cfg.Probe
 	if c.cfg.Clock != nil {
 		settings.Clock = timestamppb.New(c.cfg.Clock())
 	}
@@ -336,12 +364,29 @@ func (s *Session) Push(d *pb.Desired) {
 	}
 }
 
+// Move asks the agent for another session.
+func (s *Session) Move(within time.Duration) {
+	select {
+	case s.send <- &pb.ConnectResponse{Message: &pb.ConnectResponse_Move{Move: &pb.Move{Within: durationpb.New(within)}}}:
+	case <-s.ctx.Done():
+	}
+}
+
 // End ends the session from the controller's side.
 func (s *Session) End(err error) {
 	select {
 	case s.end <- err:
 	default:
 	}
+}
+
+// Certificate returns the router's certificate.
+func (s *Session) Certificate() *x509.Certificate {
+	info, err := credentialsOf(s.ctx)
+	if err != nil {
+		return nil
+	}
+	return info.State.PeerCertificates[0]
 }
 
 // Done is closed when the session is over.

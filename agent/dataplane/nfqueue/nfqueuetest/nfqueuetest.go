@@ -14,10 +14,10 @@ import (
 
 // Verdict is what was decided about one packet.
 type Verdict struct {
-	ID      uint32
-	Accept  bool
-	SetMark bool
-	Mark    uint32
+	nfqueue.Ref
+	Accept bool
+	Change bool   // through the rules once more, with Mark
+	Mark   uint32 // if Change
 }
 
 // Queue is an nfqueue.Queue without a kernel. All methods are safe for
@@ -25,18 +25,21 @@ type Verdict struct {
 type Queue struct {
 	// Panic, if set, is called by Recv.
 	Panic func()
+	// Woken makes packets arrive as they do when the rules have run out.
+	Woken bool
 
 	mu       sync.Mutex
 	arrived  []nfqueue.Packet
-	held     []uint32 // received, without a verdict
+	held     []nfqueue.Ref // received, without a verdict
 	pending  []Verdict
-	verdicts []Verdict
+	verdicts [2][]Verdict // down, up
 	counters nfqueue.Counters
-	config   nfqueue.Config
+	configs  [2]nfqueue.Config
 	nextID   uint32
 	closed   bool
 
 	packets, woken chan struct{} // capacity 1: a signal that stays
+	wakes          atomic.Int64
 }
 
 // NewQueue returns an empty queue.
@@ -44,39 +47,65 @@ func NewQueue() *Queue {
 	return &Queue{packets: make(chan struct{}, 1), woken: make(chan struct{}, 1)}
 }
 
-// Push lets a packet arrive; its ID is given by the queue and returned.
-func (q *Queue) Push(p nfqueue.Packet) uint32 {
+func index(up bool) int {
+	if up {
+		return 1
+	}
+	return 0
+}
+
+// Push lets a packet arrive; its name is given by the queue and returned. IDs
+// count up over all numbers.
+func (q *Queue) Push(up bool, p nfqueue.Packet) nfqueue.Ref {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.nextID++
 	p.ID = q.nextID
+	p.Number = uint8(q.nextID % nfqueue.Spread)
+	if q.Woken {
+		p.Number = 2 * nfqueue.Spread
+	}
+	if up {
+		p.Number += 2*nfqueue.Spread + 1
+	}
 	p.Len = max(p.Len, uint32(len(p.Data)))
 	q.arrived = append(q.arrived, p)
 	signal(q.packets)
-	return p.ID
+	return p.Ref
 }
 
-// Verdicts returns those that were flushed since the last call.
-func (q *Queue) Verdicts() []Verdict {
+// Verdicts returns those of a direction that were flushed since the last call.
+func (q *Queue) Verdicts(up bool) []Verdict {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	v := q.verdicts
-	q.verdicts = nil
+	v := q.verdicts[index(up)]
+	q.verdicts[index(up)] = nil
 	return v
 }
 
-// Held returns how many packets have no verdict.
-func (q *Queue) Held() int {
+// Held returns how many packets of a direction have no verdict.
+func (q *Queue) Held(up bool) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.held) + len(q.arrived)
+	n := 0
+	for _, p := range q.arrived {
+		if p.Up() == up {
+			n++
+		}
+	}
+	for _, r := range q.held {
+		if r.Up() == up {
+			n++
+		}
+	}
+	return n
 }
 
-// Config returns what was configured last.
-func (q *Queue) Config() nfqueue.Config {
+// Config returns how a direction was configured last.
+func (q *Queue) Config(up bool) nfqueue.Config {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.config
+	return q.configs[index(up)]
 }
 
 // Recv is like nfqueue.Queue.Recv.
@@ -91,30 +120,37 @@ func (q *Queue) Recv(pkts []nfqueue.Packet) (int, error) {
 	}
 	n := copy(pkts[:min(len(pkts), nfqueue.Batch)], q.arrived)
 	for _, p := range q.arrived[:n] {
-		q.held = append(q.held, p.ID)
+		q.held = append(q.held, p.Ref)
+		if p.Up() {
+			q.counters.Up.Packets++
+		} else {
+			q.counters.Down.Packets++
+		}
 	}
 	q.arrived = slices.Delete(q.arrived, 0, n)
 	if n > 0 {
 		q.counters.Batches++
-		q.counters.Packets += uint64(n)
 	}
 	return n, nil
 }
 
 // Accept is like nfqueue.Queue.Accept.
-func (q *Queue) Accept(id uint32, setMark bool, mark uint32) error {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.counters.Accepted++
-	q.pending = append(q.pending, Verdict{ID: id, Accept: true, SetMark: setMark, Mark: mark})
-	return nil
+func (q *Queue) Accept(p nfqueue.Ref) error {
+	return q.verdict(Verdict{Ref: p, Accept: true})
+}
+
+// Change is like nfqueue.Queue.Change.
+func (q *Queue) Change(p nfqueue.Ref, mark uint32) error {
+	return q.verdict(Verdict{Ref: p, Accept: true, Change: true, Mark: mark})
 }
 
 // Drop is like nfqueue.Queue.Drop.
-func (q *Queue) Drop(id uint32) error {
+func (q *Queue) Drop(p nfqueue.Ref) error { return q.verdict(Verdict{Ref: p}) }
+
+func (q *Queue) verdict(v Verdict) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.pending = append(q.pending, Verdict{ID: id})
+	q.pending = append(q.pending, v)
 	return nil
 }
 
@@ -122,17 +158,21 @@ func (q *Queue) Drop(id uint32) error {
 func (q *Queue) Flush() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.flushLocked()
+	return nil
+}
+
+func (q *Queue) flushLocked() {
 	for _, v := range q.pending {
-		i := slices.Index(q.held, v.ID)
+		i := slices.Index(q.held, v.Ref)
 		if i < 0 { // a second verdict, or one on a packet that never came
 			q.counters.Errors++
 			continue
 		}
 		q.held = slices.Delete(q.held, i, i+1)
-		q.verdicts = append(q.verdicts, v)
+		q.verdicts[index(v.Up())] = append(q.verdicts[index(v.Up())], v)
 	}
 	q.pending = nil
-	return nil
 }
 
 // Release is like nfqueue.Queue.Release.
@@ -142,12 +182,12 @@ func (q *Queue) Release() error {
 	if q.closed {
 		return os.ErrClosed
 	}
-	q.pending = nil
+	q.flushLocked()
 	for _, p := range q.arrived {
-		q.held = append(q.held, p.ID)
+		q.held = append(q.held, p.Ref)
 	}
-	for _, id := range q.held {
-		q.verdicts = append(q.verdicts, Verdict{ID: id, Accept: true})
+	for _, r := range q.held {
+		q.verdicts[index(r.Up())] = append(q.verdicts[index(r.Up())], Verdict{Ref: r, Accept: true})
 	}
 	q.arrived, q.held = nil, nil
 	return nil
@@ -165,10 +205,14 @@ func (q *Queue) Wait(d time.Duration, packets bool) error {
 			return nil
 		}
 	}
-	t := time.NewTimer(d)
-	defer t.Stop()
+	var over <-chan time.Time // never, if d is negative
+	if d >= 0 {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		over = t.C
+	}
 	select {
-	case <-t.C:
+	case <-over:
 	case <-arrived:
 	case <-q.woken:
 	}
@@ -176,13 +220,19 @@ func (q *Queue) Wait(d time.Duration, packets bool) error {
 }
 
 // Wake is like nfqueue.Queue.Wake.
-func (q *Queue) Wake() { signal(q.woken) }
+func (q *Queue) Wake() {
+	q.wakes.Add(1)
+	signal(q.woken)
+}
+
+// Wakes returns how often Wake was called.
+func (q *Queue) Wakes() int64 { return q.wakes.Load() }
 
 // Configure is like nfqueue.Queue.Configure.
-func (q *Queue) Configure(c nfqueue.Config) error {
+func (q *Queue) Configure(up bool, c nfqueue.Config) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.config = c
+	q.configs[index(up)] = c
 	return nil
 }
 
@@ -217,7 +267,8 @@ func signal(c chan struct{}) {
 
 // Rules are nfqueue.Rules without a kernel.
 type Rules struct {
-	life atomic.Int64 // of the last Renew, ns
+	life  atomic.Int64  // of the last Renew, ns
+	count atomic.Uint64 // see Count
 
 	mu       sync.Mutex
 	down, up nfqueue.Direction
@@ -296,8 +347,12 @@ func (r *Rules) Renew(life time.Duration) error {
 	return nil
 }
 
-// Counters is like nfqueue.Rules.Counters; it knows of no packets.
-func (r *Rules) Counters() (down, up uint64, err error) { return 0, 0, nil }
+// Count says how many packets have met the rules upwards, which know of none by
+// themselves.
+func (r *Rules) Count(up uint64) { r.count.Store(up) }
+
+// Counters is like nfqueue.Rules.Counters.
+func (r *Rules) Counters() (down, up uint64, err error) { return 0, r.count.Load(), nil }
 
 // Remove is like nfqueue.Rules.Remove.
 func (r *Rules) Remove() error {
