@@ -6,6 +6,7 @@ package controller
 import (
 	"context"
 	"crypto/tls"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -15,20 +16,31 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/cakefleet/cakefleet/controller/access"
 	"github.com/cakefleet/cakefleet/controller/api"
+	"github.com/cakefleet/cakefleet/controller/conduct"
+	"github.com/cakefleet/cakefleet/controller/door"
 	"github.com/cakefleet/cakefleet/controller/fleet"
+	"github.com/cakefleet/cakefleet/controller/history"
 	"github.com/cakefleet/cakefleet/controller/identity"
+	"github.com/cakefleet/cakefleet/controller/lead"
+	"github.com/cakefleet/cakefleet/controller/settle"
 	"github.com/cakefleet/cakefleet/controller/store"
 	"github.com/cakefleet/cakefleet/controller/telemetry"
+	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
 // stopTime is how long calls may go on after the end was asked for.
 const stopTime = 5 * time.Second
+
+// mostOperators is how many connections the operators' gRPC door has at once.
+const mostOperators = 1000
 
 // firstOperator is the name in the credentials that the first start makes.
 const firstOperator = "admin"
@@ -70,10 +82,6 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}
-	wrote, err := authority.EnsureOperator(credentials, firstOperator, time.Now())
-	if err != nil {
-		return err
-	}
 
 	// Both ports before etcd, which takes its time to start: a port in use is
 	// what goes wrong most often.
@@ -88,6 +96,30 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	}
 	defer func() { _ = operators.Close() }() // likewise
 
+	var people net.Listener
+	if c.config.ListenHTTP != "" {
+		if people, err = net.Listen("tcp", c.config.ListenHTTP); err != nil {
+			return fmt.Errorf("listen for HTTP: %w", err)
+		}
+		defer func() { _ = people.Close() }() // likewise
+	}
+
+	var admin net.Listener
+	if c.config.ListenAdmin != "" {
+		if admin, err = net.Listen("tcp", c.config.ListenAdmin); err != nil {
+			return fmt.Errorf("listen for metrics: %w", err)
+		}
+		defer func() { _ = admin.Close() }() // likewise
+	}
+
+	var peers net.Listener
+	if len(c.config.EtcdEndpoints) > 0 {
+		if peers, err = net.Listen("tcp", c.config.ListenPeers); err != nil {
+			return fmt.Errorf("listen for other controllers: %w", err)
+		}
+		defer func() { _ = peers.Close() }() // likewise
+	}
+
 	st, err := c.open(ctx)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -96,13 +128,31 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-
-	s, err := c.servers(st, authority)
+	if err := c.claim(ctx, st, authority); err != nil {
+		return err
+	}
+	// Not before it is sure that this start lets in who has the file.
+	wrote, err := authority.EnsureOperator(credentials, firstOperator, time.Now())
 	if err != nil {
 		return err
 	}
-	c.logger.Info("controller started", "agents", agents.Addr(), "operators", operators.Addr())
-	c.config.Ready(Ready{Agents: agents.Addr(), Operators: operators.Addr(), Credentials: credentials, NewFile: wrote})
+
+	s, err := c.servers(st, authority, people, admin, peers)
+	if err != nil {
+		return err
+	}
+	if s.admin, err = firstAdmin(st, credentials, wrote); err != nil {
+		return err
+	}
+	ready := Ready{Agents: agents.Addr(), Operators: operators.Addr(), Credentials: credentials, NewFile: wrote}
+	if people != nil {
+		ready.HTTP = people.Addr()
+	}
+	if admin != nil {
+		ready.Admin = admin.Addr()
+	}
+	c.logger.Info("controller started", "agents", ready.Agents, "operators", ready.Operators, "http", ready.HTTP, "admin", ready.Admin)
+	c.config.Ready(ready)
 	err = s.run(ctx, st, agents, operators)
 	c.logger.Info("controller stopped")
 	return err
@@ -132,6 +182,26 @@ func (c *Controller) authority(now time.Time) (*identity.Authority, error) {
 	return identity.Open(c.config.DataDir, now)
 }
 
+// claim makes sure that all controllers on a store have one authority.
+func (c *Controller) claim(ctx context.Context, st *store.Store, authority *identity.Authority) error {
+	pin := authority.Pin()
+	text := base64.RawURLEncoding.EncodeToString(pin[:])
+	err := st.ClaimAuthority(ctx, text, c.config.ReplaceAuthority)
+	switch {
+	case errors.Is(err, store.ErrAuthority):
+		file := c.config.CACert
+		if file == "" {
+			file = filepath.Join(c.config.DataDir, "ca.pem")
+		}
+		return fmt.Errorf("authority %s (pin %s): the %w. All controllers of a fleet need the same one: give this one the fleet's with --ca-cert and --ca-key, or put its ca.pem and ca.key into the data folder. "+
+			"If the fleet is to have this one from now on, and every router to join again, start one controller with --replace-authority", file, text, err)
+	case errors.Is(err, store.ErrFull): // it is of a fleet that did not write it down yet
+		c.logger.Warn("the fleet's authority is not written down, so that a controller with another one is not refused", "error", err)
+		return nil
+	}
+	return err
+}
+
 func (c *Controller) open(ctx context.Context) (*store.Store, error) {
 	t, err := c.config.etcdTLS()
 	if err != nil {
@@ -141,20 +211,49 @@ func (c *Controller) open(ctx context.Context) (*store.Store, error) {
 		DataDir:   c.config.DataDir,
 		Endpoints: c.config.EtcdEndpoints,
 		TLS:       t,
-		Logger:    c.logger.Named("store"),
+		Quota:     c.config.EtcdQuota,
+		Between:   c.config.BetweenStore,
+
+		AuditAge:     c.config.AuditAge,
+		AuditEntries: c.config.AuditEntries,
+
+		Logger: c.logger.Named("store"),
 	})
 }
 
 // servers are the two doors and what has to end with them.
 type servers struct {
-	agents, operators *grpc.Server
-	sessions          *api.SessionService
+	agents    *door.Server
+	operators *grpc.Server
+	sessions  *api.SessionService
+	web       *webDoor
+	elections *lead.Elections
+	settler   *settle.Settler
+	conductor *conduct.Conductor
+	members   *lead.Members
+	peers     peersDoor
+	watched   *watched
+
+	certificates []identity.Certificate // that it lives by
+	logger       hclog.Logger
+	admin        func(context.Context) error // lets the first operator in
+	history      *history.History            // nil: none is kept
 }
 
-func (c *Controller) servers(st *store.Store, authority *identity.Authority) (*servers, error) {
-	hub, table := fleet.NewHub(), telemetry.New(c.config.ReportInterval)
-	sessions := api.NewSessionService(st, hub, table, c.config.ReportInterval, c.logger.Named("session"))
+func (c *Controller) servers(st *store.Store, authority *identity.Authority, people, admin, peers net.Listener) (*servers, error) {
+	hub, table := fleet.NewHub(), telemetry.New(telemetry.Config{Interval: c.config.ReportInterval, Labels: c.config.RollupLabels, Most: c.config.RollupGroups})
+	s := &servers{}
+	sessions := api.NewSessionService(st, hub, table, api.SessionConfig{
+		Interval: c.config.ReportInterval, MaxReports: c.config.MaxReports, MaxAge: c.config.MaxSessionAge, Rate: func() float64 { return s.agents.Rate() },
+		Probe: plan.Probe{Host: c.config.ProbeHost, Interval: c.config.ProbeInterval},
+	}, c.logger.Named("session"))
 	st.OnChange(sessions.Changed)
+	settler := settle.New(st, c.logger.Named("settle"))
+	st.OnChange(settler.Changed)
+	leases, err := st.Leases()
+	if err != nil {
+		return nil, err
+	}
 
 	agentsTLS, err := authority.AgentsTLS()
 	if err != nil {
@@ -164,45 +263,111 @@ func (c *Controller) servers(st *store.Store, authority *identity.Authority) (*s
 	if err != nil {
 		return nil, err
 	}
-	s := &servers{
-		agents:    grpc.NewServer(append(agentsOptions(agentsTLS), api.AgentsDoor(c.logger.Named("agents"))...)...),
-		operators: grpc.NewServer(append(operatorsOptions(operatorsTLS), api.OperatorsDoor(c.logger.Named("operators"))...)...),
-		sessions:  sessions,
+	control := access.New(st)
+	address := c.config.ListenAgents
+	if peers != nil {
+		if address, err = c.advertise(peers.Addr()); err != nil {
+			return nil, err
+		}
 	}
-	api.RegisterAgents(s.agents, sessions, api.NewEnrollmentService(st, authority, c.logger.Named("enrollment")))
-	api.RegisterOperators(s.operators, api.NewPlanService(st), api.NewSubscriberService(st),
-		api.NewRouterService(st, hub), api.NewTelemetryService(st, hub, table), api.NewTokenService(st, authority.Pin()))
+	self := lead.Member{ID: lead.NewID(), Address: address, Version: c.config.Version, Started: time.Now().UTC()}
+	members := lead.NewMembers(leases, self, 0, c.logger.Named("members"))
+	asks := peersDoor{listen: peers}
+	others, err := asks.prepare(authority, members)
+	if err != nil {
+		return nil, err
+	}
+	conductor := conduct.New(st, hub, others, c.logger.Named("rollout"))
+	st.OnChange(conductor.Changed)
+	table.OnCount(conductor.Counted)
+	calls := newCalls()
+	*s = servers{
+		members: members,
+		agents: door.New(door.Config{
+			TLS: agentsTLS, Method: api.SessionMethod, Open: sessions.OpenSession,
+			Unary: calls.around(api.AgentsDoor(c.logger.Named("agents"))), Logger: c.logger.Named("agents"), Limits: c.config.AgentLimits,
+		}),
+		operators: grpc.NewServer(append(append(operatorsOptions(operatorsTLS), calls.options()...), api.OperatorsDoor(control, c.config.ViewerLabels, c.logger.Named("operators"))...)...),
+		sessions:  sessions,
+		elections: lead.New(leases, lead.Config{Name: self.ID, Logger: c.logger.Named("lead")}),
+		settler:   settler,
+		conductor: conductor,
+		peers:     asks,
+		logger:    c.logger,
+	}
+	if s.history, err = c.history(table); err != nil {
+		return nil, err
+	}
+	past, err := c.past(s.history)
+	if err != nil {
+		return nil, err
+	}
+	enrollment := api.NewEnrollmentService(st, authority, c.logger.Named("enrollment"))
+	api.RegisterAgents(s.agents, enrollment)
+	services := api.Services{
+		Plans:       api.NewPlanService(st),
+		Subscribers: api.NewSubscriberService(st),
+		Routers:     api.NewRouterService(st, hub),
+		Telemetry:   api.NewTelemetryService(st, hub, table, past.source),
+		Tokens:      api.NewTokenService(st, authority.Pin()),
+		Joins:       api.NewJoinService(st, enrollment),
+		Schedules:   api.NewScheduleService(st),
+		Admin:       api.NewAdminService(st, hub, members),
+		Operators:   api.NewOperatorService(st, authority),
+		Audit:       api.NewAuditService(st),
+		Rollouts:    api.NewRolloutService(st, hub, conductor),
+	}
+	s.peers.open(services, sessions)
+	// Both doors of operators have the same services.
+	register := func(r grpc.ServiceRegistrar) {
+		api.RegisterOperators(r, services)
+	}
+	register(s.operators)
+	if s.web, err = c.web(people, control, authority, calls, past, register); err != nil {
+		return nil, err
+	}
+	s.certificates = authority.Certificates()
+	if c.config.HTTPCert != "" && people != nil {
+		s.certificates = append(s.certificates, identity.HTTPSDoor(s.web.tls.Certificates[0].Leaf, c.config.HTTPCert))
+	}
+	services.Admin.Trust(s.certificates)
+	s.watched = c.watch(admin, st, s.operators, calls, newMetrics(c.config.Version, st, hub, s.agents, table, s.history))
 	return s, nil
 }
 
-// agentsOptions are for 100 000 connections with one calm stream each: no read
-// buffer, windows that don't grow, and small messages. All write buffers are in
-// use at once when a plan is changed that everybody has; a push fits in this
-// size, and the usual one would hold 64 kB each until the second collection.
-func agentsOptions(t *tls.Config) []grpc.ServerOption {
-	const window = 64 << 10 // the least that HTTP/2 allows gRPC to set
-	return []grpc.ServerOption{
-		grpc.Creds(credentials.NewTLS(t)),
-		grpc.ReadBufferSize(0),
-		grpc.WriteBufferSize(2 << 10),
-		grpc.StaticStreamWindowSize(window),
-		grpc.StaticConnWindowSize(window),
-		grpc.MaxConcurrentStreams(4),
-		grpc.MaxRecvMsgSize(64 << 10),
-		grpc.MaxHeaderListSize(8 << 10),
-		grpc.ConnectionTimeout(30 * time.Second),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.WaitForHandlers(true),
+// history returns what keeps the history; nil if it is not wanted.
+func (c *Controller) history(table *telemetry.Table) (*history.History, error) {
+	h := c.config.History
+	if h.Retention == 0 {
+		return nil, nil
 	}
+	h.Dir, h.Table, h.Logger = history.Dir(c.config.DataDir), table, c.logger.Named("history")
+	if h.Controller == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "controller"
+		}
+		_, port, _ := net.SplitHostPort(c.config.ListenAgents) // the configuration was checked
+		h.Controller = net.JoinHostPort(host, port)            // the same after a restart
+	}
+	return history.New(h)
 }
 
 func operatorsOptions(t *tls.Config) []grpc.ServerOption {
-	return []grpc.ServerOption{
+	return append(operatorsLimits(),
 		grpc.Creds(credentials.NewTLS(t)),
-		grpc.ConnectionTimeout(30 * time.Second),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.MaxConcurrentStreams(64),
+		grpc.MaxHeaderListSize(16<<10),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+	)
+}
+
+// operatorsLimits are for calls of operators, whatever door they come through.
+func operatorsLimits() []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(1 << 20), // files come in pieces
 		grpc.WaitForHandlers(true),
 	}
 }
@@ -214,10 +379,33 @@ func (s *servers) run(ctx context.Context, st *store.Store, agents, operators ne
 	defer stopStore()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return st.Run(keep) })
+	if err := s.admin(ctx); err != nil && ctx.Err() == nil {
+		// Who was known before still is; a full store must not keep agents out.
+		s.logger.Error("let the first operator in", "operator", firstOperator, "error", err)
+	}
+	g.Go(func() error { return served("metrics", s.watched.serve(keep)) })
+	g.Go(func() error { return s.sessions.Run(ctx) })
+	g.Go(func() error { return s.members.Run(ctx) })
+	g.Go(func() error { return s.peers.serve(ctx) })
+	g.Go(func() error { return s.elections.Run(ctx, settle.Work, s.settler.Run) })
+	if s.history != nil {
+		g.Go(func() error { return s.history.Run(keep) }) // the last step is written when no report comes any more
+	}
+	g.Go(func() error {
+		watchCertificates(ctx, s.certificates, s.logger)
+		return nil
+	})
+	g.Go(func() error { return s.elections.Run(ctx, conduct.Work, s.conductor.Run) })
 	g.Go(func() error { return served("agents", s.agents.Serve(agents)) })
-	g.Go(func() error { return served("operators", s.operators.Serve(operators)) })
+	g.Go(func() error {
+		return served("operators", s.operators.Serve(netutil.LimitListener(operators, mostOperators)))
+	})
+	g.Go(func() error { return served("rest", s.web.rest.Serve()) })
+	g.Go(func() error { return served("HTTP", s.web.serve(ctx)) })
+	s.watched.opened()
 	g.Go(func() error {
 		<-ctx.Done()
+		s.watched.closing()
 		s.stop()
 		stopStore()
 		return nil
@@ -235,18 +423,19 @@ func served(who string, err error) error {
 // stop ends the sessions and lets calls end, but not for longer than stopTime.
 func (s *servers) stop() {
 	s.sessions.Stop()
-	hard := time.AfterFunc(stopTime, func() {
-		s.agents.Stop()
-		s.operators.Stop()
-	})
-	defer hard.Stop()
+	ctx, cancel := context.WithTimeout(context.Background(), stopTime)
+	defer cancel()
+	defer context.AfterFunc(ctx, s.operators.Stop)()
 	var g errgroup.Group
-	for _, server := range []*grpc.Server{s.agents, s.operators} {
-		g.Go(func() error {
-			server.GracefulStop()
-			return nil
-		})
-	}
+	g.Go(func() error {
+		s.agents.Drain(ctx)
+		s.agents.Stop()
+		return nil
+	})
+	g.Go(func() error {
+		s.operators.GracefulStop()
+		return nil
+	})
 	_ = g.Wait() // no error comes from them
 	s.sessions.Wait()
 }

@@ -26,6 +26,11 @@ import (
 
 func csr(t *testing.T, key any) []byte {
 	t.Helper()
+	return request(t, key)
+}
+
+func request(t testing.TB, key any) []byte {
+	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{}, key)
 	if err != nil {
 		t.Fatal(err)
@@ -140,7 +145,7 @@ func TestEnrollRefuses(t *testing.T) {
 	}
 	request := csr(t, newKey(t))
 	for name, token := range map[string]string{
-		"empty": "", "junk": "hello", "of another fleet": foreign.GetSecret(), "another secret": wrong.Text(),
+		"junk": "hello", "of another fleet": foreign.GetSecret(), "another secret": wrong.Text(),
 		"deleted": deleted.GetSecret(), "too old": late.Text(),
 	} {
 		if _, err := f.enroll(anon, token, request); status.Code(err) != codes.Unauthenticated {
@@ -157,7 +162,7 @@ func TestEnrollRefuses(t *testing.T) {
 	won := 0
 	for range 10 {
 		wg.Go(func() {
-			_, err := f.enroll(anon, good.GetSecret(), request)
+			_, err := f.enroll(anon, good.GetSecret(), csr(t, newKey(t)))
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {

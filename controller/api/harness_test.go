@@ -21,9 +21,13 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cakefleet/cakefleet/controller/access"
 	"github.com/cakefleet/cakefleet/controller/api"
+	"github.com/cakefleet/cakefleet/controller/conduct"
+	"github.com/cakefleet/cakefleet/controller/door"
 	"github.com/cakefleet/cakefleet/controller/fleet"
 	"github.com/cakefleet/cakefleet/controller/identity"
+	"github.com/cakefleet/cakefleet/controller/lead"
 	"github.com/cakefleet/cakefleet/controller/store"
 	"github.com/cakefleet/cakefleet/controller/store/storetest"
 	"github.com/cakefleet/cakefleet/controller/telemetry"
@@ -42,10 +46,31 @@ type fixture struct {
 	store     *store.Store
 	authority *identity.Authority
 	sessions  *api.SessionService
-	log       *logBuffer
-	keys      map[string]ed25519.PrivateKey // of routers
+	routers   *api.RouterService
+	telemetry *api.TelemetryService
+	admin     func(*lead.Members) *api.AdminService
+	rollouts  *api.RolloutService // of one among several
 
-	agents, operators *bufconn.Listener
+	rolloutsOf func(conduct.Others) *api.RolloutService
+
+	log  *logBuffer
+	keys map[string]ed25519.PrivateKey // of routers
+
+	door      *door.Server
+	agents    listener
+	operators *bufconn.Listener
+}
+
+// listener is a door that tests connect to.
+type listener interface {
+	DialContext(ctx context.Context) (net.Conn, error)
+}
+
+// tcp is a door on the loopback.
+type tcp struct{ address string }
+
+func (l tcp) DialContext(ctx context.Context) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp", l.address)
 }
 
 // logBuffer keeps what is logged.
@@ -68,15 +93,31 @@ func (l *logBuffer) String() string {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
+	return newFixtureThat(t, api.SessionConfig{Interval: interval})
+}
+
+// newFixtureThat is newFixture with sessions kept in another way.
+func newFixtureThat(t *testing.T, sessions api.SessionConfig) *fixture {
+	t.Helper()
+	return newFixtureOn(t, storetest.NewKV(), t.TempDir(), sessions)
+}
+
+// newFixtureOn is a controller among several: they share the KV and the folder
+// of the authority.
+func newFixtureOn(t *testing.T, kv store.KV, dir string, sessions api.SessionConfig) *fixture {
+	t.Helper()
 	f := &fixture{t: t, log: &logBuffer{}, keys: map[string]ed25519.PrivateKey{}}
 	logger := hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: f.log})
-	f.store = storetest.NewFake(t, func(c store.Change) { f.sessions.Changed(c) })
+	f.store = storetest.Start(t, kv, store.Config{}, func(c store.Change) { f.sessions.Changed(c) })
 	var err error
-	if f.authority, err = identity.Open(t.TempDir(), time.Now()); err != nil {
+	if f.authority, err = identity.Open(dir, time.Now()); err != nil {
 		t.Fatal(err)
 	}
-	hub, table := fleet.NewHub(), telemetry.New(interval)
-	f.sessions = api.NewSessionService(f.store, hub, table, interval, logger)
+	hub, table := fleet.NewHub(), telemetry.New(telemetry.Config{Interval: interval})
+	f.sessions = api.NewSessionService(f.store, hub, table, sessions, logger)
+	f.rolloutsOf = func(others conduct.Others) *api.RolloutService {
+		return api.NewRolloutService(f.store, hub, conduct.New(f.store, hub, others, logger))
+	}
 
 	agentsTLS, err := f.authority.AgentsTLS()
 	if err != nil {
@@ -86,15 +127,20 @@ func newFixture(t *testing.T) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.agents = f.serve(agentsTLS, api.AgentsDoor(logger), func(s *grpc.Server) {
-		pb.RegisterSessionServiceServer(s, f.sessions)
-		pb.RegisterEnrollmentServiceServer(s, api.NewEnrollmentService(f.store, f.authority, logger))
+	f.door = door.New(door.Config{
+		TLS: agentsTLS, Method: api.SessionMethod, Open: f.sessions.OpenSession, Unary: api.AgentsDoor(logger), Logger: logger,
 	})
-	f.operators = f.serve(operatorsTLS, api.OperatorsDoor(logger), func(s *grpc.Server) {
+	enrollment := api.NewEnrollmentService(f.store, f.authority, logger)
+	api.RegisterAgents(f.door, enrollment)
+	f.agents = f.serveAgents()
+	f.routers, f.telemetry = api.NewRouterService(f.store, hub), api.NewTelemetryService(f.store, hub, table, nil)
+	f.admin = func(m *lead.Members) *api.AdminService { return api.NewAdminService(f.store, hub, m) }
+	f.operators = f.serve(operatorsTLS, api.OperatorsDoor(access.New(f.store), api.DefaultViewerLabels, logger), func(s *grpc.Server) {
 		pb.RegisterPlanServiceServer(s, api.NewPlanService(f.store))
-		pb.RegisterRouterServiceServer(s, api.NewRouterService(f.store, hub))
-		pb.RegisterTelemetryServiceServer(s, api.NewTelemetryService(f.store, hub, table))
+		pb.RegisterRouterServiceServer(s, f.routers)
+		pb.RegisterTelemetryServiceServer(s, f.telemetry)
 		pb.RegisterTokenServiceServer(s, api.NewTokenService(f.store, f.authority.Pin()))
+		pb.RegisterJoinServiceServer(s, api.NewJoinService(f.store, enrollment))
 		pb.RegisterSubscriberServiceServer(s, panicking{})
 	})
 	return f
@@ -109,26 +155,45 @@ func (panicking) GetSubscriber(context.Context, *pb.GetSubscriberRequest) (*pb.G
 	panic("secret detail")
 }
 
+func (f *fixture) serveAgents() listener {
+	f.t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := f.door.Serve(l); err != nil {
+			f.t.Error(err)
+		}
+	})
+	f.t.Cleanup(func() {
+		f.door.Stop()
+		wg.Wait()
+		f.sessions.Wait()
+	})
+	return tcp{l.Addr().String()}
+}
+
 func (f *fixture) serve(t *tls.Config, door []grpc.ServerOption, register func(*grpc.Server)) *bufconn.Listener {
 	l := bufconn.Listen(1 << 20)
 	s := grpc.NewServer(append(door, grpc.Creds(credentials.NewTLS(t)), grpc.WaitForHandlers(true))...)
 	register(s)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if err := s.Serve(l); err != nil {
+		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) { // a test may end before this begins
 			f.t.Error(err)
 		}
 	})
 	f.t.Cleanup(func() {
 		s.Stop()
-		f.sessions.Wait()
 		wg.Wait()
 	})
 	return l
 }
 
 // dial connects to a door with a certificate; nil: without one.
-func (f *fixture) dial(l *bufconn.Listener, cert *tls.Certificate) *grpc.ClientConn {
+func (f *fixture) dial(l listener, cert *tls.Certificate) *grpc.ClientConn {
 	f.t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(f.authority.CertificatePEM())
@@ -177,6 +242,9 @@ func (f *fixture) operatorCert() *tls.Certificate {
 	}
 	pair, err := tls.X509KeyPair(text, text)
 	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := f.store.EnsureAdmin(f.t.Context(), "admin", api.OperatorCertificate(pair.Leaf, "", time.Now()), true); err != nil {
 		f.t.Fatal(err)
 	}
 	return &pair
@@ -235,7 +303,7 @@ func (f *fixture) connect(id string, hello *pb.Hello) *agent {
 
 func (f *fixture) stream(id string, conn *grpc.ClientConn) *agent {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(f.t.Context(), 2*time.Minute)
 	f.t.Cleanup(cancel)
 	stream, err := pb.NewSessionServiceClient(conn).Connect(ctx)
 	if err != nil {
@@ -301,9 +369,9 @@ func (a *agent) ends() codes.Code {
 // true.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !holds(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%s: not within 10 s", what)
+			t.Fatalf("%s: not within a minute", what)
 		}
 	}
 }

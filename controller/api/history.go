@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cakefleet/cakefleet/controller/identity"
 	"github.com/cakefleet/cakefleet/controller/store"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
@@ -14,13 +15,7 @@ import (
 )
 
 // author returns the name of the operator who calls; empty if it is not known.
-func author(ctx context.Context) string {
-	p, err := caller(ctx)
-	if err != nil {
-		return ""
-	}
-	return p.Name
-}
+func author(ctx context.Context) string { return identity.CallerFrom(ctx).Name }
 
 // ListPlanRevisions returns what a plan was.
 func (s *PlanService) ListPlanRevisions(ctx context.Context, req *pb.ListPlanRevisionsRequest) (*pb.ListPlanRevisionsResponse, error) {
@@ -47,7 +42,7 @@ func (s *PlanService) RollbackPlan(ctx context.Context, req *pb.RollbackPlanRequ
 	}
 	m := wire.FromPlan(all[to])
 	m.Revision = req.GetRevision()
-	resp, err := s.UpdatePlan(ctx, &pb.UpdatePlanRequest{Plan: m, AllowMissing: req.GetRevision() == 0, ValidateOnly: req.GetValidateOnly()})
+	resp, err := s.UpdatePlan(ctx, &pb.UpdatePlanRequest{Plan: m, AllowMissing: req.GetRevision() == 0, ValidateOnly: req.GetValidateOnly(), OvertakeRollout: req.GetOvertakeRollout()})
 	if err != nil {
 		return nil, err
 	}

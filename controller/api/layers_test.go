@@ -15,7 +15,7 @@ import (
 // runs returns what router r1 is to run now.
 func runs(t *testing.T, s *store.Store) (d plan.Desired, owner func(string) string) {
 	t.Helper()
-	var owners [plan.NumFields]plan.Owner
+	var owners [plan.NumFields]resolve.Word
 	s.View(func(st *store.State) {
 		d, _ = resolve.Router(st, "r1", time.Now(), nil)
 		owners, _ = resolve.Owners(st, "r1", time.Now())
@@ -26,7 +26,7 @@ func runs(t *testing.T, s *store.Store) (d plan.Desired, owner func(string) stri
 	return d, func(name string) string {
 		for i, o := range owners {
 			if plan.FieldName(i) == name {
-				return plan.FieldText(d.Link, i) + " by " + o.String()
+				return plan.FieldText(d.Link, i) + " by " + o.Owner.String()
 			}
 		}
 		t.Fatalf("no field %s", name)

@@ -40,6 +40,11 @@ func newPage(size uint32, token string) (page, error) {
 	return p, nil
 }
 
+// pageToken returns the token of the page after an id.
+func pageToken(last string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + last))
+}
+
 // collect returns the first items of a page, and the token of the next page;
 // it is empty if there is none. wanted may be nil.
 func collect[V, M any](p page, items iter.Seq[V], id func(V) string, wanted func(V) bool, message func(V) M) (got []M, next string) {
@@ -49,7 +54,7 @@ func collect[V, M any](p page, items iter.Seq[V], id func(V) string, wanted func
 			continue
 		}
 		if len(got) == p.size {
-			return got, base64.RawURLEncoding.EncodeToString([]byte(tokenPrefix + last))
+			return got, pageToken(last)
 		}
 		got, last = append(got, message(v)), id(v)
 	}

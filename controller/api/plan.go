@@ -112,6 +112,11 @@ func (s *PlanService) updatePlan(ctx context.Context, req *pb.UpdatePlanRequest,
 	if !resp.Changed {
 		resp.AffectedRouters = 0
 	}
+	if resp.Changed && exists && !req.GetOvertakeRollout() {
+		if err := s.free(name, current.Revision); err != nil {
+			return nil, err
+		}
+	}
 	if resp.Changed && !req.GetValidateOnly() {
 		next.Author = author(ctx)
 		if next, err = s.store.PutPlan(ctx, next, current.Revision); err != nil {
@@ -120,6 +125,19 @@ func (s *PlanService) updatePlan(ctx context.Context, req *pb.UpdatePlanRequest,
 	}
 	resp.Plan = s.stored(next)
 	return resp, nil
+}
+
+// free returns an error if a rollout changes a plan, which the change of it
+// would end.
+func (s *PlanService) free(name string, rev plan.Revision) (err error) {
+	s.store.View(func(st *store.State) {
+		for l := range st.Rollouts("") {
+			if l.Active() && l.Base == rev && l.Selector.Plan == name {
+				err = fmt.Errorf("plan %s: %w: rollout %s changes it and has not ended; end that, or say that it is to be overtaken (overtake_rollout, with cakefleetctl --overtake-rollout), so that all routers get this at once", name, errBusyRouters, l.ID)
+			}
+		}
+	})
+	return err
 }
 
 // DeletePlan removes a plan, and moves its subscribers to the replacement.
@@ -170,6 +188,9 @@ func merge(current plan.Plan, m *pb.Plan, paths []string) (plan.Plan, error) {
 	}
 	merged := wire.FromPlan(current)
 	for _, path := range paths {
+		if len(paths) > 1 && (path == "name" || path == "revision") {
+			continue // they say which plan is meant, and REST finds them in the body too
+		}
 		if path != "link" && !strings.HasPrefix(path, "link.") {
 			return plan.Plan{}, badField("update_mask", fmt.Errorf("update mask: %q can't be changed; link and what is in it can", path))
 		}

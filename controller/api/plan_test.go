@@ -81,7 +81,7 @@ func wantReason(t *testing.T, err error, want string) map[string]string {
 	return facts
 }
 
-func noError(t *testing.T, err error) {
+func noError(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ type RouterService struct {
 
 	store *store.Store
 	hub   *fleet.Hub
+	peers *Peers // nil: this controller is alone
 }
 
 // NewRouterService returns the service.
@@ -32,7 +33,8 @@ type member struct {
 	router  plan.Router
 	plan    string // through its subscriber; empty if none
 	desired plan.Desired
-	owners  [plan.NumFields]plan.Owner // of the fields of the link, if there is one
+	owners  [plan.NumFields]resolve.Word // of the fields of the link, if there is one
+	revoked *store.Revocation            // of its key; nil: it counts
 }
 
 func (m member) id() string { return m.router.ID }
@@ -41,9 +43,13 @@ func memberOf(st *store.State, r plan.Router) member {
 	m := member{router: r}
 	now := time.Now()
 	m.desired, _ = resolve.Router(st, r.ID, now, nil)
+	m.desired.Known = st.Known()
 	m.owners, _ = resolve.Owners(st, r.ID, now)
 	if sub, ok := st.Subscriber(r.Subscriber); ok {
 		m.plan = sub.Plan
+	}
+	if v, revoked := st.Revocation(r.Key); revoked {
+		m.revoked = &v
 	}
 	return m
 }
@@ -84,17 +90,22 @@ func members(s *store.Store, planName, after string) iter.Seq[member] {
 }
 
 // GetRouter returns one router with its state.
-func (s *RouterService) GetRouter(_ context.Context, req *pb.GetRouterRequest) (*pb.GetRouterResponse, error) {
+func (s *RouterService) GetRouter(ctx context.Context, req *pb.GetRouterRequest) (*pb.GetRouterResponse, error) {
 	m, err := s.get(req.GetId())
 	if err != nil {
 		return nil, err
 	}
-	return &pb.GetRouterResponse{Router: s.message(m)}, nil
+	resp := &pb.GetRouterResponse{Router: s.message(m)}
+	resp.SilentControllers = s.complete(ctx, []*pb.Router{resp.GetRouter()})
+	return resp, nil
 }
 
-func (s *RouterService) get(id string) (m member, err error) {
+func (s *RouterService) get(id string) (member, error) { return memberByID(s.store, id) }
+
+// memberByID returns one router; the error is a status.
+func memberByID(s *store.Store, id string) (m member, err error) {
 	var exists bool
-	s.store.View(func(st *store.State) {
+	s.View(func(st *store.State) {
 		var r plan.Router
 		if r, exists = st.Router(id); exists {
 			m = memberOf(st, r)
@@ -107,13 +118,16 @@ func (s *RouterService) get(id string) (m member, err error) {
 }
 
 // ListRouters returns routers in order of id.
-func (s *RouterService) ListRouters(_ context.Context, req *pb.ListRoutersRequest) (*pb.ListRoutersResponse, error) {
-	if req.GetSync() < 0 || req.GetSync() > pb.SyncState_SYNC_STATE_OFFLINE {
+func (s *RouterService) ListRouters(ctx context.Context, req *pb.ListRoutersRequest) (*pb.ListRoutersResponse, error) {
+	if req.GetSync() < 0 || req.GetSync() > pb.SyncState_SYNC_STATE_AHEAD {
 		return nil, statusOf(badField("sync", fmt.Errorf("sync: value %d is unknown", req.GetSync())))
 	}
 	p, err := newPage(req.GetPageSize(), req.GetPageToken())
 	if err != nil {
 		return nil, statusOf(err)
+	}
+	if s.peers != nil && len(s.peers.members.Others()) > 0 {
+		return s.listAll(ctx, p, req), nil
 	}
 	wanted := func(m member) bool {
 		_, sync := s.hub.Sync(m.router.ID, m.desired)
@@ -190,14 +204,25 @@ func (s *RouterService) message(m member) *pb.Router {
 			Dataplane:    snap.Dataplane,
 			Sync:         pb.SyncState(snap.Sync),
 		},
+		Labels:      m.router.Labels,
+		Serial:      m.router.Serial,
+		Fingerprint: fingerprint(m.router.Key),
+		Revocation:  fromRevocation(m.revoked),
+		Quarantine:  fromQuarantine(m.router.Quarantine),
 	}
 }
 
 // ownedFields returns the fields that are not the plan's word.
 func ownedFields(m member) (all []*pb.OwnedField) {
-	for i, owner := range m.owners {
-		if owner != plan.OwnerPlan && m.desired.Link != nil {
-			all = append(all, &pb.OwnedField{Field: plan.FieldName(i), Value: plan.FieldText(m.desired.Link, i), Owner: owner.String()})
+	for i, word := range m.owners {
+		if word.Owner != plan.OwnerPlan && m.desired.Link != nil {
+			f := &pb.OwnedField{Field: plan.FieldName(i), Value: plan.FieldText(m.desired.Link, i), Owner: word.Owner.String()}
+			if word.Owner == plan.OwnerSchedule {
+				f.Schedule = word.ID
+			} else {
+				f.Rollout = word.ID
+			}
+			all = append(all, f)
 		}
 	}
 	return all

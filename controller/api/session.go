@@ -2,10 +2,7 @@ package api
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -16,8 +13,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/controller/fleet"
 	"github.com/cakefleet/cakefleet/controller/identity"
@@ -33,44 +28,103 @@ const (
 	// helloTime is how long a new stream may stay without its hello.
 	helloTime = 10 * time.Second
 
+	// maxSleep is how long a session waits for a time on the clock before it looks
+	// at the clock again, which somebody may have set.
+	maxSleep = 10 * time.Minute
+
+	// quarantineTime bounds the write of a quarantine.
+	quarantineTime = 10 * time.Second
+
 	// maxWord is the longest name that an agent may give of itself, bytes.
 	maxWord = 128
-
-	// maxReport is the largest report that is kept, bytes. One with eight tins
-	// in use both ways has about 8 kB.
-	maxReport = 32 << 10
 
 	// maxStatus is the largest status that is kept, bytes.
 	maxStatus = 8 << 10
 )
 
-// SessionService runs the sessions of agents. Each has two goroutines: the
-// stream's handler, which sends, and one that receives.
+// SessionService runs the sessions of agents. A session that is calm has no
+// goroutine: what comes is taken in by the door's workers, and what is to be
+// sent by a few of the service's own, which live while there is something.
 type SessionService struct {
-	pb.UnimplementedSessionServiceServer
-
 	store     *store.Store
 	hub       *fleet.Hub
 	telemetry *telemetry.Table
-	interval  time.Duration
+	config    SessionConfig
 	logger    hclog.Logger
+	peers     *Peers // nil: this controller is alone
 
-	hashes    resolve.Hashes
-	receivers sync.WaitGroup
-	stop      sync.Once
-	stopping  chan struct{} // closed by Stop
+	refused *news
+	hashes  resolve.Hashes
+	words   words
+	links   links
+
+	mu      sync.Mutex
+	talks   []*talk // open ones; guarded by mu
+	queue   []*talk // that have something to do, the first at head; guarded by mu
+	head    int     // guarded by mu
+	active  int     // workers; guarded by mu
+	stopped bool    // guarded by mu
+	ended   bool    // by Wait: no worker begins any more; guarded by mu
+	workers sync.WaitGroup
 }
 
-// NewSessionService returns the service that asks agents to report at an interval.
-func NewSessionService(s *store.Store, hub *fleet.Hub, t *telemetry.Table, interval time.Duration, logger hclog.Logger) *SessionService {
-	return &SessionService{store: s, hub: hub, telemetry: t, interval: interval, logger: logger, stopping: make(chan struct{})}
+// SessionConfig says how sessions are kept.
+type SessionConfig struct {
+	// Interval is the time between two reports of an agent, while MaxReports
+	// allows it.
+	Interval time.Duration
+	// MaxReports is how many reports a second all agents together should send;
+	// with more agents each reports less often. 0: no bound.
+	MaxReports float64
+	// MaxAge is how old a session gets, more or less a tenth, before its agent
+	// is asked to open another one, so that the agents spread over controllers
+	// that came later. 0: any age.
+	MaxAge time.Duration
+	// Rate returns how many connections the door admits each second now, which
+	// agents are told so that they come back no faster. 0: they are told nothing,
+	// as if it is nil.
+	Rate func() float64
+	// Probe is the host to which routers measure the delay, unless their
+	// subscriber has the label plan.ProbeLabel.
+	Probe plan.Probe
 }
+
+// NewSessionService returns the service.
+func NewSessionService(s *store.Store, hub *fleet.Hub, t *telemetry.Table, c SessionConfig, logger hclog.Logger) *SessionService {
+	return &SessionService{store: s, hub: hub, telemetry: t, config: c, logger: logger, refused: newNews()}
+}
+
+// probeOf returns what a router should measure.
+func (s *SessionService) probeOf(router string) plan.Probe {
+	p := s.config.Probe
+	s.store.View(func(st *store.State) {
+		if _, sub := st.Served(router); sub != nil {
+			if host, ok := sub.Labels[plan.ProbeLabel]; ok {
+				p.Host = host
+			}
+		}
+	})
+	if p.Host == "" || p.Host == plan.ProbeOff {
+		return plan.Probe{}
+	}
+	if p.Interval == 0 {
+		p.Interval = defaultProbeInterval
+	}
+	return p
+}
+
+// defaultProbeInterval is the time between two echoes.
+const defaultProbeInterval = 10 * time.Second
 
 // Changed tells the sessions that a change reaches. It is for Store.OnChange.
 func (s *SessionService) Changed(c store.Change) {
 	if c.Kind == store.KindRouter && c.Deleted {
 		s.hub.Remove(c.ID)
 		s.telemetry.Remove(c.ID)
+		return
+	}
+	if c.Kind == store.KindRestore {
+		s.hub.WakeAll()
 		return
 	}
 	s.store.View(func(st *store.State) {
@@ -80,122 +134,39 @@ func (s *SessionService) Changed(c store.Change) {
 	})
 }
 
-// Stop ends all sessions; the agents come back to whatever controller they
-// find next.
-func (s *SessionService) Stop() { s.stop.Do(func() { close(s.stopping) }) }
-
-// Wait returns when all goroutines of ended streams have ended, which they do
-// after the gRPC server has stopped.
-func (s *SessionService) Wait() { s.receivers.Wait() }
-
-// Connect is one agent's session.
-func (s *SessionService) Connect(stream pb.SessionService_ConnectServer) error {
-	who, err := caller(stream.Context())
-	if err != nil {
-		return status.Error(codes.Unauthenticated, err.Error())
-	}
-	r := receiver{SessionService: s, stream: stream, router: who.Name, hello: make(chan *pb.Hello, 1), session: make(chan *fleet.Session, 1), ended: make(chan error, 1)}
-	s.receivers.Go(r.run)
-	defer close(r.session)
-
-	hello, err := r.waitHello(stream.Context())
-	if err != nil {
-		return err
-	}
-	if _, err := s.desired(who); err != nil {
-		return err
-	}
-	session := s.hub.Open(who.Name, hello, peerAddress(stream.Context()), time.Now())
-	defer func() { session.Close(time.Now()) }()
-	r.session <- session
-	settings := &pb.Settings{ReportInterval: durationpb.New(s.interval), Differences: true, Clock: timestamppb.Now()}
-	if err := stream.Send(&pb.ConnectResponse{Message: &pb.ConnectResponse_Settings{Settings: settings}}); err != nil {
-		return err
-	}
-	return s.send(stream, session, who, r.ended)
-}
-
-// send sends what the session says until the stream or the session ends.
-func (s *SessionService) send(stream pb.SessionService_ConnectServer, session *fleet.Session, who identity.Peer, ended <-chan error) error {
-	var timer *time.Timer // made when it is needed first: most sessions are calm
-	defer func() {
-		if timer != nil {
-			timer.Stop()
-		}
-	}()
-	for {
-		desired, err := s.desired(who)
-		if err != nil {
-			return err
-		}
-		now := time.Now()
-		push, ok, wait := session.Next(now, desired)
-		if ok {
-			m := &pb.ConnectResponse_Desired{Desired: wire.FromDesired(push.Desired, push.Nonce)}
-			if err := stream.Send(&pb.ConnectResponse{Message: m}); err != nil {
-				return err
-			}
-			continue
-		}
-		if left := desired.Changes.Sub(now); !desired.Changes.IsZero() && (wait <= 0 || left < wait) {
-			wait = max(left, time.Millisecond)
-		}
-		var due <-chan time.Time
-		if wait > 0 {
-			if timer == nil {
-				timer = time.NewTimer(wait)
-			} else {
-				timer.Reset(wait)
-			}
-			due = timer.C
-		}
-		select {
-		case <-session.Woken():
-		case <-due:
-		case err := <-ended:
-			return why(session, who.Name, err)
-		case <-session.Done():
-			return why(session, who.Name, nil)
-		case <-s.stopping:
-			return status.Error(codes.Unavailable, "the controller stops")
-		}
+// quarantine refuses a router of which there are two from now on, on every
+// controller. Both go on shaping as they do.
+func (s *SessionService) quarantine(ctx context.Context, who identity.Peer, c *fleet.Clone) {
+	ctx, cancel := context.WithTimeout(ctx, quarantineTime)
+	defer cancel()
+	done, err := s.store.Quarantine(ctx, who.Name, who.Key, plan.Quarantine{
+		Since: time.Now().UTC().Truncate(time.Second), Devices: c.Devices[:],
+	})
+	switch {
+	case err != nil:
+		s.logger.Error("two devices have one identity, and it can't be stored", "router", who.Name, "error", err)
+	case done:
+		s.logger.Warn("two devices have one identity: in quarantine until an operator releases it", "router", who.Name,
+			"peer", c.Devices[0].Address, "other", c.Devices[1].Address)
 	}
 }
 
-// why returns what ended a session: the hub, or else its stream with err.
-func why(session *fleet.Session, router string, err error) error {
-	select {
-	case <-session.Done():
-	default:
-		return err
-	}
-	if errors.Is(session.Err(), fleet.ErrRemoved) {
-		return removed(router)
-	}
-	return status.Error(codes.Aborted, session.Err().Error())
-}
-
-// desired returns what a router should run, or why it may not know: there is no
-// such router, or one that has joined with another key since. Its certificate
-// may be good for a long time yet.
+// desired returns what a router should run, or why it may not know.
 func (s *SessionService) desired(who identity.Peer) (d plan.Desired, err error) {
 	s.store.View(func(st *store.State) {
-		r, exists := st.Router(who.Name)
-		switch {
-		case !exists:
-			err = removed(who.Name)
-		case r.Key != who.Key:
-			err = status.Errorf(codes.PermissionDenied, "router %s: is another device now, or has a new key; to come back it needs a join token", who.Name)
-		default:
-			d, _ = resolve.Router(st, who.Name, time.Now(), &s.hashes)
+		if err = standing(st, who); err == nil {
+			d, _ = desiredOf(st, who.Name, &s.hashes)
 		}
 	})
 	return d, err
 }
 
-// removed is the answer to a router that isn't in the store, or not any more.
-func removed(router string) error {
-	return status.Errorf(codes.PermissionDenied, "router %s: was removed from the fleet", router)
+// desiredOf returns what a router should run; ok is false if there is none of
+// that id.
+func desiredOf(st *store.State, id string, hashes *resolve.Hashes) (d plan.Desired, ok bool) {
+	d, ok = resolve.Router(st, id, time.Now(), hashes)
+	d.Known = st.Known()
+	return d, ok
 }
 
 func peerAddress(ctx context.Context) string {
@@ -205,138 +176,8 @@ func peerAddress(ctx context.Context) string {
 	return ""
 }
 
-// receiver takes in what one agent says. It is a goroutine of its own, because
-// only the end of the stream's handler ends a blocked Recv.
-type receiver struct {
-	*SessionService
-	stream  pb.SessionService_ConnectServer
-	router  string
-	hello   chan *pb.Hello      // capacity 1: sent once
-	session chan *fleet.Session // capacity 1: sent once; closed without one if the handler returned
-	ended   chan error          // capacity 1: sent once
-	odd     bool                // something was ignored, and told
-}
-
-func (r *receiver) run() {
-	defer func() {
-		if p := recover(); p != nil {
-			r.logger.Error("receiver panicked", "router", r.router, "panic", p, "stack", string(debug.Stack()))
-			r.ended <- status.Error(codes.Internal, "internal error; the controller's log has more")
-		}
-	}()
-	r.ended <- r.receive()
-}
-
-func (r *receiver) receive() error {
-	m, err := r.stream.Recv()
-	if err != nil {
-		return end(err)
-	}
-	if m.GetHello() == nil {
-		return status.Error(codes.InvalidArgument, "the first message must be hello")
-	}
-	r.hello <- m.GetHello()
-	session, ok := <-r.session
-	if !ok {
-		return nil
-	}
-	for {
-		m, err := r.stream.Recv()
-		if err != nil {
-			return end(err)
-		}
-		if !r.take(session, m, time.Now()) {
-			return nil // the session has ended, and the handler knows why
-		}
-	}
-}
-
-// end is how a stream ends for its handler.
-func end(err error) error {
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return err
-}
-
-// take takes in one message. It returns false if the session has ended. What
-// it doesn't understand it ignores, as a newer agent may say it: to end the
-// session would cut the router off for good.
-func (r *receiver) take(session *fleet.Session, m *pb.ConnectRequest, now time.Time) bool {
-	switch m := m.GetMessage().(type) {
-	case *pb.ConnectRequest_Status:
-		st, err := readStatus(m.Status)
-		if err != nil {
-			r.ignore("status", err)
-			break
-		}
-		return session.Status(now, m.Status.GetNonce(), st)
-	case *pb.ConnectRequest_Report:
-		if !session.Seen(now) {
-			return false
-		}
-		if err := r.report(session, m.Report, now); err != nil && !errors.Is(err, telemetry.ErrOld) {
-			r.ignore("report", err)
-		}
-		return true
-	}
-	return session.Seen(now)
-}
-
-func (r *receiver) report(session *fleet.Session, m *pb.Report, now time.Time) error {
-	if m.GetSince() != 0 {
-		before := &pb.Report{}
-		latest, _, _ := r.telemetry.Latest(r.router) // nothing is a report of no boot
-		err := proto.Unmarshal(latest, before)
-		if err != nil {
-			return err
-		}
-		if m, err = wire.Sum(m, before); err != nil {
-			return err
-		}
-	}
-	report, err := wire.ToReport(m)
-	if err != nil {
-		return err
-	}
-	if report.BootID != session.BootID() {
-		return errors.New("boot_id: is not that of the hello")
-	}
-	if size := proto.Size(m); size > maxReport {
-		return fmt.Errorf("report has %d bytes, at most %d are allowed", size, maxReport)
-	}
-	raw, err := proto.Marshal(m)
-	if err != nil {
-		return err
-	}
-	return r.telemetry.Ingest(r.router, &report, raw, now)
-}
-
-// ignore tells the first message of a session that can't be used.
-func (r *receiver) ignore(what string, err error) {
-	if !r.odd {
-		r.odd = true
-		r.logger.Warn("ignored a message of an agent, more are not told", "router", r.router, "kind", what, "error", err)
-	}
-}
-
-// waitHello returns the stream's hello.
-func (r *receiver) waitHello(ctx context.Context) (fleet.Hello, error) {
-	timer := time.NewTimer(helloTime)
-	defer timer.Stop()
-	select {
-	case m := <-r.hello:
-		return toHello(m, r.router)
-	case err := <-r.ended:
-		return fleet.Hello{}, err
-	case <-ctx.Done():
-		return fleet.Hello{}, status.FromContextError(ctx.Err()).Err()
-	case <-timer.C:
-		return fleet.Hello{}, status.Errorf(codes.DeadlineExceeded, "no hello within %v", helloTime)
-	}
-}
-
-func toHello(m *pb.Hello, router string) (fleet.Hello, error) {
+func (t *talk) toHello(m *pb.Hello) (fleet.Hello, error) {
+	router := t.who.Name
 	if m.GetRouterId() != router {
 		return fleet.Hello{}, status.Errorf(codes.PermissionDenied, "hello of router %.64q with the certificate of router %q", m.GetRouterId(), router)
 	}
@@ -357,17 +198,17 @@ func toHello(m *pb.Hello, router string) (fleet.Hello, error) {
 	}
 	return fleet.Hello{
 		BootID:        m.GetBootId(),
-		AgentVersion:  printable(m.GetAgentVersion()),
-		Model:         printable(m.GetModel()),
-		Dataplane:     printable(m.GetDataplane()),
+		AgentVersion:  t.words.one(printable(m.GetAgentVersion())),
+		Model:         t.words.one(printable(m.GetModel())),
+		Dataplane:     t.words.one(printable(m.GetDataplane())),
 		Applied:       plan.Revision(m.GetAppliedRevision()),
-		AppliedHash:   m.GetAppliedHash(),
-		EffectiveHash: m.GetEffectiveHash(),
-		Effective:     effective,
+		AppliedHash:   t.words.one(m.GetAppliedHash()),
+		EffectiveHash: t.words.one(m.GetEffectiveHash()),
+		Effective:     t.links.one(effective),
 	}, nil
 }
 
-func readStatus(m *pb.Status) (plan.Status, error) {
+func (t *talk) readStatus(m *pb.Status) (plan.Status, error) {
 	if size := proto.Size(m); size > maxStatus {
 		return plan.Status{}, fmt.Errorf("status has %d bytes, at most %d are allowed", size, maxStatus)
 	}
@@ -375,12 +216,14 @@ func readStatus(m *pb.Status) (plan.Status, error) {
 	if err != nil {
 		return plan.Status{}, err
 	}
-	st.Error, st.Dataplane = printable(st.Error), printable(st.Dataplane)
+	st.AppliedHash, st.EffectiveHash = t.words.one(st.AppliedHash), t.words.one(st.EffectiveHash)
+	st.Effective = t.links.one(st.Effective)
+	st.Error, st.Dataplane = printable(st.Error), t.words.one(printable(st.Dataplane))
 	for i, c := range st.Clamps {
 		st.Clamps[i] = plan.Clamp{Field: printable(c.Field), Desired: printable(c.Desired), Effective: printable(c.Effective), Reason: printable(c.Reason)}
 	}
 	for i, c := range st.Conditions {
-		st.Conditions[i] = plan.Condition{Type: printable(c.Type), Status: c.Status, Reason: printable(c.Reason), Message: printable(c.Message)}
+		st.Conditions[i] = plan.Condition{Type: t.words.one(printable(c.Type)), Status: c.Status, Reason: t.words.one(printable(c.Reason)), Message: t.words.one(printable(c.Message))}
 	}
 	return st, nil
 }

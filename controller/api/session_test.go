@@ -18,7 +18,7 @@ import (
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
 
-func TestSessionConverges(t *testing.T) {
+func TestFleet006_SessionConverges(t *testing.T) {
 	f := newFixture(t)
 	ops := f.dial(f.operators, f.operatorCert())
 	gold := f.setPlan("gold", 20e6)
@@ -312,11 +312,11 @@ func TestDoors(t *testing.T) {
 		"session of an operator":      {func() codes.Code { return first(f.stream("", f.dial(f.agents, f.operatorCert()))) }, codes.PermissionDenied},
 		"enrollment without certificate is heard": {func() codes.Code {
 			_, err := pb.NewEnrollmentServiceClient(f.dial(f.agents, nil)).Enroll(t.Context(), &pb.EnrollRequest{Token: "x"})
-			if !strings.Contains(status.Convert(err).Message(), "join token") {
+			if !strings.Contains(status.Convert(err).Message(), "signing request") {
 				t.Errorf("answer is %v", err)
 			}
 			return status.Code(err)
-		}, codes.Unauthenticated},
+		}, codes.InvalidArgument},
 		"operations of a router": {func() codes.Code {
 			_, err := pb.NewRouterServiceClient(f.dial(f.operators, f.routerCert("home-1"))).ListRouters(t.Context(), &pb.ListRoutersRequest{})
 			return status.Code(err)
@@ -328,7 +328,7 @@ func TestDoors(t *testing.T) {
 		"operations without certificate": {func() codes.Code {
 			_, err := pb.NewRouterServiceClient(f.dial(f.operators, nil)).ListRouters(t.Context(), &pb.ListRoutersRequest{})
 			return status.Code(err)
-		}, codes.Unavailable},
+		}, codes.Unauthenticated},
 		"operator": {func() codes.Code {
 			_, err := pb.NewRouterServiceClient(f.dial(f.operators, f.operatorCert())).ListRouters(t.Context(), &pb.ListRoutersRequest{})
 			return status.Code(err)
@@ -362,7 +362,8 @@ func TestFleet001_BoostInSession(t *testing.T) {
 	a := f.connect("home-1", &pb.Hello{AppliedHash: gold.Hash(), EffectiveHash: gold.Hash()})
 	var boost plan.Boost
 	noError(t, boost.Settings.Parse("down.rate", "300mbit"))
-	boost.Until = time.Now().Add(2 * time.Second)
+	const length = 8 * time.Second // in which any machine gets as far as the end of it
+	boost.Until = time.Now().Add(length)
 	_, err := f.store.PutSubscriber(t.Context(), plan.Subscriber{ID: "sub-home-1", Plan: "gold"}.WithLayers(plan.Layers{Boost: boost}), store.Any)
 	noError(t, err)
 	d := a.desired()
@@ -370,7 +371,7 @@ func TestFleet001_BoostInSession(t *testing.T) {
 	noError(t, err)
 	link, err := wire.ToLink(d.GetLink())
 	noError(t, err)
-	if *then != gold || link.Down.Rate != 300_000_000 || d.GetExpiresAfter().AsDuration() <= 0 || d.GetExpiresAfter().AsDuration() > 2*time.Second {
+	if *then != gold || link.Down.Rate != 300_000_000 || d.GetExpiresAfter().AsDuration() <= 0 || d.GetExpiresAfter().AsDuration() > length {
 		t.Fatalf("boost is %v, then %v after %v", link, then, d.GetExpiresAfter().AsDuration())
 	}
 	a.status(&pb.Status{

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 	"google.golang.org/protobuf/types/known/durationpb"
 
+	"github.com/cakefleet/cakefleet/controller/rollout"
 	"github.com/cakefleet/cakefleet/controller/store"
 )
 
@@ -33,10 +34,19 @@ var statusTable = []struct {
 	{store.ErrNotFound, codes.NotFound, "NOT_FOUND"},
 	{store.ErrExists, codes.AlreadyExists, "EXISTS"},
 	{store.ErrConflict, codes.Aborted, "CONFLICT"},
+	{store.ErrLasting, codes.FailedPrecondition, "LASTING"},
+	{store.ErrChangedSince, codes.FailedPrecondition, "CHANGED_SINCE"},
+	{store.ErrLastAdmin, codes.FailedPrecondition, "LAST_ADMIN"},
 	{store.ErrInUse, codes.FailedPrecondition, "IN_USE"},
 	{store.ErrDangling, codes.FailedPrecondition, "DANGLING"},
+	{store.ErrRevoked, codes.PermissionDenied, reasonRevoked},
+	{errBusyRouters, codes.FailedPrecondition, "ROLLOUT_IN_THE_WAY"},
+	{errHeld, codes.FailedPrecondition, "HELD_BACK"},
+	{rollout.ErrCommand, codes.FailedPrecondition, "PHASE"},
 	{store.ErrToken, codes.Unauthenticated, "TOKEN"},
+	{store.ErrFenced, codes.Aborted, "FENCED"},
 	{store.ErrFull, codes.ResourceExhausted, "STORE_FULL"},
+	{store.ErrNoEtcd, codes.FailedPrecondition, "NO_ETCD"},
 	{store.ErrUnavailable, codes.Unavailable, "STORE_UNAVAILABLE"},
 	{store.ErrClosed, codes.Unavailable, "STORE_UNAVAILABLE"},
 	{context.DeadlineExceeded, codes.DeadlineExceeded, "DEADLINE"},
@@ -74,6 +84,14 @@ func statusOf(err error) error {
 		}
 	}
 	return status.Error(codes.Internal, err.Error())
+}
+
+// retryIn are the details of a refusal that ends by itself.
+func retryIn(reason string, wait time.Duration) []protoadapt.MessageV1 {
+	return []protoadapt.MessageV1{
+		&errdetails.ErrorInfo{Reason: reason, Domain: errorDomain},
+		&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)},
+	}
 }
 
 func withDetails(s *status.Status, d []protoadapt.MessageV1) *status.Status {

@@ -60,6 +60,7 @@ func (t *TokenService) CreateToken(ctx context.Context, req *pb.CreateTokenReque
 		ID:         token.ID,
 		Router:     req.GetRouterId(),
 		Subscriber: req.GetSubscriber(),
+		Labels:     req.GetLabels(),
 		SecretHash: token.Hash(),
 		Expires:    now.Add(ttl),
 	}
@@ -116,5 +117,5 @@ func (t *TokenService) DeleteToken(ctx context.Context, req *pb.DeleteTokenReque
 }
 
 func fromToken(t store.Token) *pb.Token {
-	return &pb.Token{Id: t.ID, RouterId: t.Router, Subscriber: t.Subscriber, ExpireTime: wire.FromTime(t.Expires)}
+	return &pb.Token{Id: t.ID, RouterId: t.Router, Subscriber: t.Subscriber, Labels: t.Labels, ExpireTime: wire.FromTime(t.Expires)}
 }

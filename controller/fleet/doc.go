@@ -20,6 +20,8 @@
 //     revision or hash, through reconnects too.
 //   - What was sent and not answered is asked again with a new nonce, ever more
 //     rarely. It is never guessed as applied.
+//   - What would move a router back from a state that the store does not know
+//     is not sent until somebody says so.
 //   - The first change is sent at once, the next ones ever later, up to
 //     maxGap, as long as they keep coming.
 //
@@ -27,7 +29,8 @@
 //
 // All methods may be called from any goroutine. A Session belongs to the
 // stream that opened it; when the same router opens a newer one, the older
-// ends and can change nothing any more.
+// ends and can change nothing any more. What a session has to say goes to its
+// Listener, so that one that is calm needs no goroutine.
 //
 // # What the caller owes
 //

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -74,7 +75,7 @@ func wantSync(t *testing.T, h *fleet.Hub, d plan.Desired, want fleet.Sync) {
 
 func TestEqualIsNotSent(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(5, 1e6)
-	s := h.Open("r", runs(a), "peer", now)
+	s := h.Open("r", runs(a), "peer", now, &listener{})
 	wantWait(t, s, now, a, 0)
 	wantSync(t, h, a, fleet.InSync)
 
@@ -84,14 +85,14 @@ func TestEqualIsNotSent(t *testing.T) {
 	wantSync(t, h, b, fleet.InSync)
 
 	// A router without subscriber that shapes nothing is left alone.
-	s = h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	s = h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, &listener{})
 	wantWait(t, s, now, nothing(5), 0)
 	wantSync(t, h, nothing(5), fleet.None)
 }
 
 func TestSentUntilItRuns(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(5, 1e6)
-	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, &listener{})
 	wantSync(t, h, a, fleet.Pending)
 	want(t, s, now, a, 1)
 	wantSync(t, h, a, fleet.Pending)
@@ -112,7 +113,7 @@ func TestAppliedIsNotRunning(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(5, 1e6)
 	other := applied(a)
 	other.EffectiveHash = "other"
-	s := h.Open("r", fleet.Hello{BootID: "b", AppliedHash: a.Hash, EffectiveHash: "other"}, "peer", now)
+	s := h.Open("r", fleet.Hello{BootID: "b", AppliedHash: a.Hash, EffectiveHash: "other"}, "peer", now, &listener{})
 	wantSync(t, h, a, fleet.Pending)
 	want(t, s, now, a, 1)
 	s.Status(now, 1, other)
@@ -137,7 +138,7 @@ func TestAppliedIsNotRunning(t *testing.T) {
 // with a second answer.
 func TestTakenBack(t *testing.T) {
 	h, now, a, b := fleet.NewHub(), start(), desired(5, 1e6), desired(6, 2e6)
-	s := h.Open("r", runs(a), "peer", now)
+	s := h.Open("r", runs(a), "peer", now, &listener{})
 	want(t, s, now, b, 1)
 	s.Status(now, 1, applied(b))
 	wantSync(t, h, b, fleet.InSync)
@@ -152,7 +153,7 @@ func TestTakenBack(t *testing.T) {
 // more rarely, so that what it has not read stays little.
 func TestNobodyAnswers(t *testing.T) {
 	h, now := fleet.NewHub(), start()
-	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, &listener{})
 	pushes := 0
 	for i := range 3600 { // a change each second for an hour
 		if _, ok, _ := s.Next(now, desired(plan.Revision(1+i), engine.BitsPerSecond(1e6+i))); ok {
@@ -168,7 +169,7 @@ func TestNobodyAnswers(t *testing.T) {
 // TestFleet059: what was refused is not sent again until it changes.
 func TestFleet059(t *testing.T) {
 	h, now, a, b := fleet.NewHub(), start(), desired(5, 1e6), desired(6, 9e9)
-	s := h.Open("r", runs(a), "peer", now)
+	s := h.Open("r", runs(a), "peer", now, &listener{})
 	want(t, s, now, b, 1)
 	refusal := applied(a)
 	refusal.Outcome, refusal.Error = plan.OutcomeRejected, "down.rate: too fast"
@@ -186,7 +187,7 @@ func TestFleet059(t *testing.T) {
 	// A new session does not change that.
 	s.Close(now)
 	wantSync(t, h, b, fleet.Offline)
-	s = h.Open("r", runs(a), "peer", now)
+	s = h.Open("r", runs(a), "peer", now, &listener{})
 	wantWait(t, s, now, b, 0)
 	wantSync(t, h, b, fleet.Rejected)
 
@@ -217,7 +218,7 @@ func TestFleet059(t *testing.T) {
 // a new nonce and is never taken for applied before the router says so.
 func TestFleet025(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(5, 1e6)
-	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, &listener{})
 	want(t, s, now, a, 1)
 	wantWait(t, s, now, a, 10*time.Second)
 	now = now.Add(9 * time.Second)
@@ -251,7 +252,7 @@ func TestFleet025(t *testing.T) {
 // TestStaleAnswer: only the answer to the newest push is one.
 func TestStaleAnswer(t *testing.T) {
 	h, now, a, b := fleet.NewHub(), start(), desired(5, 1e6), desired(6, 2e6)
-	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, &listener{})
 	want(t, s, now, a, 1)
 	now = now.Add(time.Second)
 	want(t, s, now, b, 2)
@@ -295,7 +296,7 @@ func TestStaleAnswer(t *testing.T) {
 
 func TestClampedIsKept(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(5, 5e9)
-	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, &listener{})
 	want(t, s, now, a, 1)
 	clamped := plan.Status{
 		Outcome: plan.OutcomeClamped, Applied: 5, AppliedHash: a.Hash, EffectiveHash: "less",
@@ -307,7 +308,7 @@ func TestClampedIsKept(t *testing.T) {
 
 	// Not sent again in a new session, as nothing changed.
 	hello := fleet.Hello{BootID: "c", Applied: 5, AppliedHash: a.Hash, EffectiveHash: "less"}
-	s = h.Open("r", hello, "peer", now)
+	s = h.Open("r", hello, "peer", now, &listener{})
 	wantWait(t, s, now, a, 0)
 	wantSync(t, h, a, fleet.Clamped)
 	if diff := cmp.Diff(clamped.Clamps, h.Snapshot("r", a).Reported.Clamps); diff != "" {
@@ -315,7 +316,7 @@ func TestClampedIsKept(t *testing.T) {
 	}
 	// Another value than the known one is.
 	hello.EffectiveHash = "even less"
-	s = h.Open("r", hello, "peer", now)
+	s = h.Open("r", hello, "peer", now, &listener{})
 	want(t, s, now, a, 1)
 }
 
@@ -323,7 +324,7 @@ func TestClampedIsKept(t *testing.T) {
 // newest is among them.
 func TestFleet063(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(1, 1e6)
-	s := h.Open("r", runs(a), "peer", now)
+	s := h.Open("r", runs(a), "peer", now, &listener{})
 	var last plan.Desired
 	pushes := 0
 	for i := range 5000 { // 1000 changes a second for 5 s
@@ -362,15 +363,11 @@ func TestFleet063(t *testing.T) {
 
 func TestNewerSessionWins(t *testing.T) {
 	h, now, a, b := fleet.NewHub(), start(), desired(5, 1e6), desired(6, 2e6)
-	old := h.Open("r", runs(a), "old", now)
-	young := h.Open("r", runs(b), "young", now.Add(time.Second))
-	select {
-	case <-old.Done():
-	default:
-		t.Fatal("old session goes on")
-	}
-	if !errors.Is(old.Err(), fleet.ErrReplaced) {
-		t.Errorf("it ended with %v", old.Err())
+	ended := &listener{}
+	old := h.Open("r", runs(a), "old", now, ended)
+	young := h.Open("r", runs(b), "young", now.Add(time.Second), &listener{})
+	if !errors.Is(ended.why, fleet.ErrReplaced) {
+		t.Errorf("the old one ended with %v", ended.why)
 	}
 	// Nothing that the old one does counts.
 	if old.Status(now, 0, applied(a)) || old.Seen(now) {
@@ -395,16 +392,12 @@ func TestNewerSessionWins(t *testing.T) {
 
 func TestRemove(t *testing.T) {
 	h, now, a := fleet.NewHub(), start(), desired(5, 1e6)
-	s := h.Open("r", runs(a), "peer", now)
+	ended := &listener{}
+	s := h.Open("r", runs(a), "peer", now, ended)
 	h.Remove("r")
 	h.Remove("r")
-	select {
-	case <-s.Done():
-	default:
-		t.Fatal("session goes on")
-	}
-	if !errors.Is(s.Err(), fleet.ErrRemoved) {
-		t.Errorf("it ended with %v", s.Err())
+	if !errors.Is(ended.why, fleet.ErrRemoved) {
+		t.Errorf("it ended with %v", ended.why)
 	}
 	if snap := h.Snapshot("r", a); snap.Reported != nil || snap.Connected {
 		t.Errorf("it is remembered: %+v", snap)
@@ -413,23 +406,36 @@ func TestRemove(t *testing.T) {
 	h.Wake("r")
 }
 
-// TestWakeNeverBlocks: nobody reads, and yet a change is told to everybody.
-func TestWakeNeverBlocks(t *testing.T) {
+// TestWake: a change and a status are told to the session's stream.
+func TestWake(t *testing.T) {
 	h, now := fleet.NewHub(), start()
-	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now)
-	for range 100 {
-		h.Wake("r")
-		h.Wake("nobody")
-	}
-	<-s.Woken()
-	select {
-	case <-s.Woken():
-		t.Error("more than one wake-up is kept")
-	default:
+	l := &listener{}
+	s := h.Open("r", fleet.Hello{BootID: "b"}, "peer", now, l)
+	h.Wake("r")
+	h.Wake("nobody")
+	if n := l.woken.Load(); n != 1 {
+		t.Errorf("woken %d times, want 1", n)
 	}
 	s.Status(now, 0, plan.Status{})
-	<-s.Woken()
+	if n := l.woken.Load(); n != 2 {
+		t.Errorf("woken %d times after a status, want 2", n)
+	}
+	s.Close(now)
+	h.Wake("r")
+	if n := l.woken.Load(); n != 2 {
+		t.Errorf("woken %d times after the end, want 2", n)
+	}
 }
+
+// listener notes what a session tells.
+type listener struct {
+	woken atomic.Int64
+	why   error
+}
+
+func (l *listener) Woken() { l.woken.Add(1) }
+
+func (l *listener) Ended(why error) { l.why = why }
 
 // TestConverges plays a router that loses answers, restarts, reconnects and
 // refuses, while the operator changes his mind, and checks after every step
@@ -440,7 +446,7 @@ func TestConverges(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	h, now := fleet.NewHub(), start()
 	var runsNow plan.Desired
-	s := h.Open("r", runs(runsNow), "peer", now)
+	s := h.Open("r", runs(runsNow), "peer", now, &listener{})
 	d := desired(1, 1e6)
 	var inbox []fleet.Push
 	for step := range 20000 {
@@ -452,7 +458,7 @@ func TestConverges(t *testing.T) {
 			d = nothing(plan.Revision(step + 2))
 		case 2:
 			inbox = nil
-			s = h.Open("r", runs(runsNow), "peer", now)
+			s = h.Open("r", runs(runsNow), "peer", now, &listener{})
 		case 3, 4, 5:
 			if p, ok, _ := s.Next(now, d); ok {
 				inbox = append(inbox, p)
@@ -499,7 +505,43 @@ func TestConverges(t *testing.T) {
 	}
 }
 
-func TestConcurrentUse(t *testing.T) {
+// A router is well again as soon as what it says is: nothing has to change and
+// nothing has to be sent for it.
+func TestFleet036_WellAgainWithoutAChange(t *testing.T) {
+	h := fleet.NewHub()
+	d, now := desired(1, 1e6), start()
+	s := h.Open("r", runs(d), "peer", now, &listener{})
+	wantSync(t, h, d, fleet.InSync)
+	s.Close(now.Add(time.Minute))
+	wantSync(t, h, d, fleet.Offline)
+	s = h.Open("r", runs(d), "peer", now.Add(time.Hour), &listener{})
+	wantSync(t, h, d, fleet.InSync)
+	wantWait(t, s, now.Add(time.Hour), d, 0)
+
+	// Its data plane loses the state and gets it back by itself; the statuses are
+	// news, not answers.
+	lost := plan.Status{Applied: d.Revision, AppliedHash: d.Hash, Conditions: []plan.Condition{{Type: "Degraded", Status: true}}}
+	s.Status(now.Add(time.Hour), 0, lost)
+	if _, sync := h.Sync("r", d); sync == fleet.InSync {
+		t.Error("nothing runs, and it is shown as in sync")
+	}
+	s.Status(now.Add(time.Hour), 0, applied(d))
+	wantSync(t, h, d, fleet.InSync)
+	if c := h.Snapshot("r", d).Reported.Conditions; len(c) != 0 {
+		t.Errorf("conditions that are over are shown: %v", c)
+	}
+
+	// What was refused and is put back in the plan is no problem any more.
+	worse := desired(2, 9e9)
+	p, _, _ := s.Next(now.Add(2*time.Hour), worse)
+	s.Status(now.Add(2*time.Hour), p.Nonce, plan.Status{Outcome: plan.OutcomeRejected, Applied: d.Revision, AppliedHash: d.Hash, EffectiveHash: d.Hash, Effective: d.Link, Error: "too much"})
+	wantSync(t, h, worse, fleet.Rejected)
+	back := desired(3, 1e6)
+	wantSync(t, h, back, fleet.InSync)
+	wantWait(t, s, now.Add(3*time.Hour), back, 0)
+}
+
+func TestFleet049_ConcurrentUse(t *testing.T) {
 	h := fleet.NewHub()
 	d := desired(1, 1e6)
 	var wg sync.WaitGroup
@@ -507,7 +549,7 @@ func TestConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			for i := range 200 {
 				id := fmt.Sprintf("r%d", i%3)
-				s := h.Open(id, fleet.Hello{BootID: "b"}, "peer", start())
+				s := h.Open(id, fleet.Hello{BootID: "b"}, "peer", start(), &listener{})
 				if p, ok, _ := s.Next(start(), d); ok {
 					s.Status(start(), p.Nonce, applied(d))
 				}

@@ -13,6 +13,7 @@ const (
 	quiet      = time.Second            // after which a change is the first again
 	firstRetry = 10 * time.Second       // until an answer that is missing is asked for again
 	maxRetry   = 5 * time.Minute
+	aheadLook  = 30 * time.Second // until a router that is ahead of the store is looked at again
 )
 
 // Push is one desired state for a router.
@@ -76,6 +77,9 @@ func (m *machine) hello(now time.Time, h Hello) {
 // next returns the push that is due, if ok. Else wait says after what time
 // there may be one if nothing happens before; 0 is never.
 func (m *machine) next(now time.Time, d plan.Desired) (p Push, ok bool, wait time.Duration) {
+	if m.ahead(d) {
+		return Push{}, false, aheadLook
+	}
 	if !m.needs(d) {
 		m.retry = firstRetry
 		return Push{}, false, 0
@@ -110,6 +114,12 @@ func (m *machine) next(now time.Time, d plan.Desired) (p Push, ok bool, wait tim
 // needs reports whether something is to be sent, now or later.
 func (m *machine) needs(d plan.Desired) bool {
 	return m.inFlight() || !m.runs(d) && !m.runsClamped(d) && !m.heldBack(d)
+}
+
+// ahead reports whether the router runs something newer than the store knows
+// and d is another thing, so that a push would move it back in silence.
+func (m *machine) ahead(d plan.Desired) bool {
+	return !m.runs(d) && d.Known.Ahead(m.reported.Applied, d)
 }
 
 // isAgain reports whether a push of d would repeat the newest one.
@@ -171,6 +181,8 @@ func (m *machine) status(now time.Time, nonce uint64, s plan.Status) {
 // sync sums up a connected router.
 func (m *machine) sync(d plan.Desired) Sync {
 	switch {
+	case m.ahead(d):
+		return Ahead
 	case m.inFlight():
 		return Pending
 	case m.runs(d) && d.Link == nil:

@@ -18,6 +18,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
 // ServerName is the DNS name in the controller's certificate. Clients ask for
@@ -42,9 +44,10 @@ const (
 // Authority signs every certificate of the fleet. It does not change after it
 // was made, so that it may be used from any goroutine.
 type Authority struct {
-	cert *x509.Certificate
-	key  crypto.Signer
-	pin  Pin
+	cert  *x509.Certificate
+	chain []*x509.Certificate // its issuers, the nearest first; empty if it stands for itself
+	key   crypto.Signer
+	pin   Pin
 }
 
 // Open returns the authority in the folder dir, made there if there is none:
@@ -73,24 +76,26 @@ func Open(dir string, now time.Time) (*Authority, error) {
 }
 
 // Load returns the authority whose certificate and key are in two PEM files.
+// After the certificate there may be its issuers, each followed by its own, up
+// to a root or not: the controller shows them too. Routers and operators trust
+// the authority itself, so that nothing else of the root's is let in.
 // The error says which file does not fit and why.
 func Load(certFile, keyFile string, now time.Time) (*Authority, error) {
 	raw, err := os.ReadFile(certFile)
 	if err != nil {
 		return nil, fmt.Errorf("authority certificate: %w", err)
 	}
-	block, _ := pem.Decode(raw)
-	if block == nil || block.Type != typeCert {
-		return nil, fmt.Errorf("authority certificate %s: does not begin with a PEM block %q", certFile, typeCert)
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	switch {
-	case err != nil:
+	certs, err := parseChain(raw)
+	if err != nil {
 		return nil, fmt.Errorf("authority certificate %s: %w", certFile, err)
+	}
+	cert := certs[0]
+	switch {
 	case !cert.BasicConstraintsValid || !cert.IsCA || cert.KeyUsage&x509.KeyUsageCertSign == 0:
 		return nil, fmt.Errorf("authority certificate %s: is not one that may sign others", certFile)
 	case now.After(cert.NotAfter):
-		return nil, fmt.Errorf("authority certificate %s: ended at %s", certFile, cert.NotAfter.Format(time.RFC3339))
+		return nil, fmt.Errorf("authority certificate %s: ended at %s, and with it every certificate of the fleet. Routers shape on. Move it and its key away (or give another one with --ca-cert and --ca-key), start with --replace-authority, "+
+			"and let every router join again: cakefleetctl token create and router approve", certFile, cert.NotAfter.Format(time.RFC3339))
 	}
 	key, err := loadKey(keyFile)
 	if err != nil {
@@ -100,7 +105,41 @@ func Load(certFile, keyFile string, now time.Time) (*Authority, error) {
 	if !ok || !pub.Equal(cert.PublicKey) {
 		return nil, fmt.Errorf("authority key %s: is not the key of %s", keyFile, certFile)
 	}
-	return newAuthority(cert, key), nil
+	a := newAuthority(cert, key)
+	a.chain = certs[1:]
+	return a, nil
+}
+
+// maxChain is the most certificates of an authority and its issuers.
+const maxChain = 5
+
+// parseChain reads certificates of which each is signed by the next.
+func parseChain(text []byte) (certs []*x509.Certificate, err error) {
+	for {
+		var block *pem.Block
+		if block, text = pem.Decode(text); block == nil {
+			break
+		}
+		if block.Type != typeCert {
+			break
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, err
+		}
+		if n := len(certs); n > 0 {
+			if err := certs[n-1].CheckSignatureFrom(c); err != nil {
+				return nil, fmt.Errorf("certificate %d (%s) is not the issuer of the one before it: %w", n+1, c.Subject, err)
+			}
+		}
+		if certs = append(certs, c); len(certs) > maxChain {
+			return nil, fmt.Errorf("has more than %d certificates", maxChain)
+		}
+	}
+	if len(certs) == 0 {
+		return nil, fmt.Errorf("does not begin with a PEM block %q", typeCert)
+	}
+	return certs, nil
 }
 
 func newAuthority(cert *x509.Certificate, key crypto.Signer) *Authority {
@@ -127,6 +166,14 @@ func selfSigned(key crypto.Signer, now time.Time) (*Authority, error) {
 // Pin returns what stands for the authority in join tokens.
 func (a *Authority) Pin() Pin { return a.pin }
 
+// Ends returns when the authority's certificate ends: with it every other one
+// does. A controller does not replace it by itself.
+func (a *Authority) Ends() time.Time { return a.cert.NotAfter }
+
+// Ending returns an error if the authority has ended or does so soon, as
+// Certificate.Ending says.
+func (a *Authority) Ending(now time.Time) error { return a.Certificates()[0].Ending(now) }
+
 // Certificate returns the authority's certificate in DER.
 func (a *Authority) Certificate() []byte { return a.cert.Raw }
 
@@ -135,25 +182,35 @@ func (a *Authority) CertificatePEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: typeCert, Bytes: a.cert.Raw})
 }
 
+// Request is who proved a key with a signing request.
+type Request struct {
+	Public ed25519.PublicKey
+	Key    plan.Key
+}
+
 // ParseRequest returns the key of a signing request (PKCS #10 in DER). It must
 // be Ed25519 and must have signed the request. Nothing else of the request
-// counts: the identity is what the join token gives.
-func ParseRequest(csr []byte) (ed25519.PublicKey, error) {
+// counts: what the identity is, the controller knows.
+//
+// A request that is seen by others is of no use to them: the certificate that
+// it brings is worth nothing without the key.
+func ParseRequest(csr []byte) (Request, error) {
 	if len(csr) > maxCSR {
-		return nil, fmt.Errorf("signing request: %d bytes, at most %d are allowed", len(csr), maxCSR)
+		return Request{}, fmt.Errorf("signing request: %d bytes, at most %d are allowed", len(csr), maxCSR)
 	}
 	req, err := x509.ParseCertificateRequest(csr)
 	if err != nil {
-		return nil, fmt.Errorf("signing request: %w", err)
+		return Request{}, fmt.Errorf("signing request: %w", err)
 	}
 	pub, ok := req.PublicKey.(ed25519.PublicKey)
 	if !ok {
-		return nil, fmt.Errorf("signing request: the key is %s, must be Ed25519", req.PublicKeyAlgorithm)
+		return Request{}, fmt.Errorf("signing request: the key is %s, must be Ed25519", req.PublicKeyAlgorithm)
 	}
 	if err := req.CheckSignature(); err != nil {
-		return nil, fmt.Errorf("signing request: %w", err)
+		return Request{}, fmt.Errorf("signing request: %w", err)
 	}
-	return pub, nil
+	k, err := KeyOf(pub)
+	return Request{Public: pub, Key: k}, err
 }
 
 // SignRouter returns in DER a certificate for the router id and its key.
@@ -183,7 +240,17 @@ func (a *Authority) Server() (tls.Certificate, error) {
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("server certificate: %w", err)
 	}
-	return tls.Certificate{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key, Leaf: cert}, nil
+	return tls.Certificate{Certificate: a.shown(cert), PrivateKey: key, Leaf: cert}, nil
+}
+
+// shown returns what a door shows with its certificate: that, the authority and
+// its issuers.
+func (a *Authority) shown(cert *x509.Certificate) [][]byte {
+	all := [][]byte{cert.Raw, a.cert.Raw}
+	for _, c := range a.chain {
+		all = append(all, c.Raw)
+	}
+	return all
 }
 
 // Operator returns credentials for an operator as one PEM text: certificate,

@@ -13,10 +13,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -131,7 +133,7 @@ func TestSignRouter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := a.SignRouter(parsed, "home-1", later)
+	der, err := a.SignRouter(parsed.Public, "home-1", later)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +297,7 @@ func handshake(t *testing.T, server, client *tls.Config) (identity.Peer, error) 
 	t.Helper()
 	s, c := net.Pipe()
 	defer func() { _ = errors.Join(s.Close(), c.Close()) }()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	done := make(chan error, 1)
 	go func() {
@@ -371,7 +373,7 @@ func TestDoors(t *testing.T) {
 		{"stranger at the agents' door", agents, client(roots(a), routerCert(stranger)), identity.Peer{}, "unknown authority"},
 		{"operator", operators, client(roots(a), operatorCert(a)), identity.Peer{Role: identity.RoleOperator, Name: "admin"}, ""},
 		{"router at the operators' door is known as one", operators, client(roots(a), routerCert(a)), identity.Peer{Role: identity.RoleRouter, Name: "home-1"}, ""},
-		{"nobody at the operators' door", operators, client(roots(a), nil), identity.Peer{}, "didn't provide a certificate"},
+		{"nobody at the operators' door", operators, client(roots(a), nil), identity.Peer{}, "no client certificate"},
 		{"strange operator", operators, client(roots(a), operatorCert(stranger)), identity.Peer{}, "unknown authority"},
 		{"client of another fleet", agents, client(roots(stranger), routerCert(a)), identity.Peer{}, "unknown authority"},
 		{"another server name", agents, &tls.Config{RootCAs: roots(a), ServerName: "controller", Certificates: routerCert(a)}, identity.Peer{}, "not controller"},
@@ -419,5 +421,208 @@ func TestPeerOfRefusesOtherURIs(t *testing.T) {
 		if p, err := identity.PeerOf(state); err == nil {
 			t.Errorf("%v is %+v", uris, p)
 		}
+	}
+}
+
+// FuzzParseRequest is what a stranger can send as a signing request.
+func FuzzParseRequest(f *testing.F) {
+	_, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		f.Fatal(err)
+	}
+	p256, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, k := range []any{key, p256} {
+		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "x"}}, k)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(der)
+		f.Add(der[:len(der)-1])
+	}
+	f.Fuzz(func(t *testing.T, der []byte) {
+		req, err := identity.ParseRequest(der)
+		if err != nil {
+			return
+		}
+		again, err := x509.ParseCertificateRequest(der)
+		if err != nil || again.CheckSignature() != nil || !req.Public.Equal(again.PublicKey) {
+			t.Errorf("taken without a proof: %v", err)
+		}
+		if known, err := identity.KeyOf(req.Public); err != nil || known != req.Key {
+			t.Errorf("key %v, want %v (%v)", req.Key, known, err)
+		}
+	})
+}
+
+// issue makes a certificate that may sign others, by parent or by itself.
+func issue(t *testing.T, name string, parent *x509.Certificate, by ed25519.PrivateKey, ends time.Time) (*x509.Certificate, ed25519.PrivateKey) {
+	t.Helper()
+	pub, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: ends.AddDate(-1, 0, 0), NotAfter: ends,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	if parent == nil {
+		parent, by = c, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, pub, by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert, key
+}
+
+// TestFleet039 gives the controller an authority that a provider's root has
+// signed: its files are taken, the chain is shown, and routers join it.
+func TestFleet039_AuthorityBelowARoot(t *testing.T) {
+	dir, ends := t.TempDir(), time.Now().AddDate(0, 6, 0)
+	root, rootKey := issue(t, "root", nil, nil, ends)
+	middle, middleKey := issue(t, "middle", root, rootKey, ends)
+	fleet, fleetKey := issue(t, "fleet", middle, middleKey, ends)
+	der, err := x509.MarshalPKCS8PrivateKey(fleetKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(name string, blocks ...*pem.Block) string {
+		var text []byte
+		for _, b := range blocks {
+			text = append(text, pem.EncodeToMemory(b)...)
+		}
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	cert := func(c *x509.Certificate) *pem.Block { return &pem.Block{Type: "CERTIFICATE", Bytes: c.Raw} }
+	keyFile := write("key.pem", &pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	for name, c := range map[string]struct {
+		file, want string
+		shown      int
+	}{
+		"alone":        {write("1.pem", cert(fleet)), "", 2},
+		"with chain":   {write("2.pem", cert(fleet), cert(middle), cert(root)), "", 4},
+		"without root": {write("3.pem", cert(fleet), cert(middle)), "", 3},
+		"wrong order":  {write("4.pem", cert(fleet), cert(root), cert(middle)), "is not the issuer", 0},
+		"root first":   {write("5.pem", cert(root), cert(middle)), "is not the issuer", 0},
+		"too long":     {write("6.pem", cert(root), cert(root), cert(root), cert(root), cert(root), cert(root)), "more than 5", 0},
+		"another key":  {write("7.pem", cert(middle), cert(root)), "is not the key of", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, err := identity.Load(c.file, keyFile, time.Now())
+			if c.want != "" {
+				if err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("got %v, want %q", err, c.want)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			server, err := a.AgentsTLS()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := len(server.Certificates[0].Certificate); n != c.shown {
+				t.Errorf("%d certificates are shown", n)
+			}
+			pub, key, err := ed25519.GenerateKey(rand.Reader)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leaf, err := a.SignRouter(pub, "home-1", time.Now())
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Only the authority is trusted, at both ends.
+			roots := x509.NewCertPool()
+			roots.AddCert(fleet)
+			client := &tls.Config{ServerName: identity.ServerName, RootCAs: roots, Certificates: []tls.Certificate{{Certificate: [][]byte{leaf}, PrivateKey: key}}}
+			if who, err := handshake(t, server, client); err != nil || who.Name != "home-1" {
+				t.Errorf("%+v, %v", who, err)
+			}
+		})
+	}
+}
+
+// TestFleet040 moves the clock to the end of the authority: it is told 30 days
+// before, urgently a week and a day before, and a controller does not start
+// after it.
+func TestFleet040_AuthorityEnds(t *testing.T) {
+	dir, now := t.TempDir(), time.Now()
+	a := open(t, dir, now)
+	for _, c := range []struct {
+		before time.Duration
+		want   string // empty: nothing is told
+		now    bool
+	}{
+		{31 * 24 * time.Hour, "", false},
+		{30 * 24 * time.Hour, "the fleet's authority ends in 30 days", false},
+		{8 * 24 * time.Hour, "ends in 8 days", false},
+		{7 * 24 * time.Hour, "ends in 7 days", true},
+		{25 * time.Hour, "ends in 25 hours", true},
+		{24*time.Hour - time.Second, "ends in less than 24 hours", true},
+		{-time.Second, "ended at", true},
+	} {
+		err := a.Ending(a.Ends().Add(-c.before))
+		if (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) || errors.Is(err, identity.ErrEnding) != c.now {
+			t.Errorf("%v before: %v", c.before, err)
+		}
+	}
+	if _, err := identity.Open(dir, a.Ends().Add(time.Second)); err == nil || !strings.Contains(err.Error(), "ended at") {
+		t.Errorf("after the end: %v", err)
+	}
+}
+
+// Every certificate that a controller lives by is told of, with what its end
+// means; one that lives for a month is not warned of for all its life.
+func TestFleet040_EveryCertificate(t *testing.T) {
+	now := time.Now()
+	root, rootKey := issue(t, "root", nil, nil, now.AddDate(1, 0, 0))
+	fleet, fleetKey := issue(t, "fleet", root, rootKey, now.AddDate(0, 6, 0))
+	der, err := x509.MarshalPKCS8PrivateKey(fleetKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certFile, keyFile := filepath.Join(t.TempDir(), "ca.pem"), filepath.Join(t.TempDir(), "ca.key")
+	var chain []byte
+	for _, c := range []*x509.Certificate{fleet, root} {
+		chain = append(chain, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	for file, text := range map[string][]byte{certFile: chain, keyFile: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})} {
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, err := identity.Load(certFile, keyFile, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var purposes []string
+	for _, c := range a.Certificates() {
+		purposes = append(purposes, c.Purpose)
+		if err := c.Ending(c.Ends.Add(-time.Hour)); !errors.Is(err, identity.ErrEnding) || !strings.Contains(err.Error(), "then") && c.Subject != identity.ServerName {
+			t.Errorf("%s: %v", c.Purpose, err)
+		}
+	}
+	if want := []string{"authority", "issuer of the authority", "agents' and operators' doors"}; !slices.Equal(purposes, want) {
+		t.Errorf("told of %q, want %q", purposes, want)
+	}
+	short := identity.HTTPSDoor(&x509.Certificate{Subject: pkix.Name{CommonName: "isp.example"}, NotBefore: now, NotAfter: now.Add(40 * 24 * time.Hour)}, "/etc/isp.pem")
+	if err := short.Ending(now.Add(25 * 24 * time.Hour)); err != nil {
+		t.Errorf("with 15 of 40 days left: %v", err)
+	}
+	if err := short.Ending(now.Add(31 * 24 * time.Hour)); err == nil || errors.Is(err, identity.ErrEnding) || !strings.Contains(err.Error(), "/etc/isp.pem") || !strings.Contains(err.Error(), "HTTPS door (CN=isp.example) ends in 9 days") {
+		t.Errorf("with 9 of 40 days left: %v", err)
 	}
 }

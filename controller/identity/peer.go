@@ -23,6 +23,7 @@ const (
 	RoleNone Role = iota
 	RoleRouter
 	RoleOperator
+	RoleController
 )
 
 // String returns the word of the role in certificates and logs.
@@ -32,6 +33,8 @@ func (r Role) String() string {
 		return "router"
 	case RoleOperator:
 		return "operator"
+	case RoleController:
+		return "controller"
 	default:
 		return "none"
 	}
@@ -73,7 +76,7 @@ func peerOf(cert *x509.Certificate) (Peer, error) {
 		return Peer{}, fmt.Errorf("client certificate: %d URIs, must be 1", len(cert.URIs))
 	}
 	uri := cert.URIs[0]
-	for _, role := range []Role{RoleRouter, RoleOperator} {
+	for _, role := range []Role{RoleRouter, RoleOperator, RoleController} {
 		p := Peer{Role: role, Key: sha256.Sum256(cert.RawSubjectPublicKeyInfo)}
 		if uri.Host != role.String() || len(uri.Path) < 2 {
 			continue
@@ -89,18 +92,12 @@ func peerOf(cert *x509.Certificate) (Peer, error) {
 		}
 		return p, nil
 	}
-	return Peer{}, fmt.Errorf("client certificate: URI %q names neither a router nor an operator", uri)
+	return Peer{}, fmt.Errorf("client certificate: URI %q names neither a router nor an operator nor a controller", uri)
 }
 
 // AgentsTLS returns what the agents' door needs: a client certificate is
 // verified if there is one, and each call decides whether it needs it.
 func (a *Authority) AgentsTLS() (*tls.Config, error) { return a.tls(tls.VerifyClientCertIfGiven) }
-
-// OperatorsTLS returns what the operators' door needs: nobody comes in without
-// a certificate of the fleet's authority.
-func (a *Authority) OperatorsTLS() (*tls.Config, error) {
-	return a.tls(tls.RequireAndVerifyClientCert)
-}
 
 func (a *Authority) tls(auth tls.ClientAuthType) (*tls.Config, error) {
 	cert, err := a.Server()

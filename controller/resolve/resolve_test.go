@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cakefleet/cakefleet/controller/resolve"
+	"github.com/cakefleet/cakefleet/controller/rollout"
+	"github.com/cakefleet/cakefleet/controller/schedule"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
@@ -24,16 +26,33 @@ type records struct {
 	routers     map[string]plan.Router
 	subscribers map[string]plan.Subscriber
 	plans       map[string]plan.Plan
+	schedules   *schedule.Set
+	rollouts    *rollout.Set
 }
 
-func (r records) Router(id string) (v plan.Router, ok bool) { v, ok = r.routers[id]; return }
+func (r records) RolloutSet() *rollout.Set { return r.rollouts }
 
-func (r records) Subscriber(id string) (v plan.Subscriber, ok bool) {
-	v, ok = r.subscribers[id]
-	return
+func (r records) SchedulesFor(sub *plan.Subscriber) []*schedule.Entry { return r.schedules.For(sub) }
+
+func (r records) Served(id string) (*plan.Router, *plan.Subscriber) {
+	v, ok := r.routers[id]
+	if !ok {
+		return nil, nil
+	}
+	sub, ok := r.subscribers[v.Subscriber]
+	if !ok {
+		return &v, nil
+	}
+	return &v, &sub
 }
 
-func (r records) Plan(name string) (v plan.Plan, ok bool) { v, ok = r.plans[name]; return }
+func (r records) PlanNamed(name string) *plan.Plan {
+	v, ok := r.plans[name]
+	if !ok {
+		return nil
+	}
+	return &v
+}
 
 func TestRouter(t *testing.T) {
 	fast := link(115_000_000)
@@ -172,7 +191,7 @@ func TestLayers(t *testing.T) {
 			}
 			owners, _ := resolve.Owners(from, "r", c.now)
 			for i, owner := range owners {
-				if owner != c.owners[i] {
+				if owner.Owner != c.owners[i] {
 					t.Errorf("%s is the word of %v, want %v", plan.FieldName(i), owner, c.owners[i])
 				}
 			}

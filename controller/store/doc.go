@@ -26,6 +26,10 @@
 // lives. Until then, writes of subscribers and references to them wait; reads,
 // changes of plans and routers without a subscriber go on.
 //
+// A write of work that one controller leads carries a fence in its context
+// (WithFence), and is refused when the leader is not the leader any more; see
+// controller/lead.
+//
 // # Concurrency
 //
 // All methods may be called from any goroutine. OnChange functions are called

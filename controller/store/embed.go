@@ -19,6 +19,10 @@ const (
 	defaultQuota     = 2 << 30
 	defaultRetention = time.Hour
 
+	// What the member of the embedded etcd is called. It is in the data.
+	memberName = "cakefleet"
+	memberPeer = "unix://cakefleet"
+
 	// socketMost is how long the path of a socket may be on Linux, less room
 	// for the name.
 	socketMost = 108 - len("/client.sock") - 1
@@ -44,6 +48,9 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start etcd: %w", err)
 	}
+	if err := checkLog(dir); err != nil {
+		return nil, errors.Join(fmt.Errorf("start etcd: %w", err), lock.Close())
+	}
 	sockets, temporary := dir, ""
 	if len(sockets) > socketMost {
 		if temporary, err = os.MkdirTemp("", "cakefleet-etcd-"); err != nil {
@@ -58,11 +65,15 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 		return lock.Close()
 	}
 	log := newCore(c.Logger)
-	server, err := embed.StartEtcd(embedConfig(c, dir, sockets, log))
+	died := newDeath(dir)
+	server, err := start(ctx, embedConfig(c, dir, sockets, log, died), died)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), clean())
 	}
-	kv := &etcdKV{client: v3client.New(server.Server)}
+	kv := &etcdKV{
+		client: v3client.New(server.Server), died: died, dir: dir,
+		endpoints: []string{"unix://" + filepath.Join(sockets, "client.sock")},
+	}
 	kv.stop = func() error {
 		log.closing.Store(true)
 		server.Close()
@@ -72,10 +83,43 @@ func startEmbedded(ctx context.Context, c Config) (*etcdKV, error) {
 	case <-server.Server.ReadyNotify():
 		return kv, nil
 	case err = <-server.Err():
+	case <-died.done:
+		err = died.err
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	return nil, errors.Join(fmt.Errorf("start etcd in %s: %w", dir, err), kv.Close())
+}
+
+// start starts etcd, but does not wait for it when it has died or when ctx
+// ends: it may hang for ever then, and the process is to end anyway.
+func start(ctx context.Context, cfg *embed.Config, died *death) (*embed.Etcd, error) {
+	type result struct {
+		server *embed.Etcd
+		err    error
+	}
+	started := make(chan result, 1) // the goroutine never waits for the reader
+	go func() {
+		var r result
+		defer func() {
+			if p := recover(); p != nil {
+				r = result{err: died.damaged(fmt.Sprint(p))}
+			}
+			started <- r
+		}()
+		r.server, r.err = embed.StartEtcd(cfg)
+		if r.err != nil {
+			r.err = died.explain("it could not be started", r.err)
+		}
+	}()
+	select {
+	case r := <-started:
+		return r.server, r.err
+	case <-died.done:
+		return nil, died.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // lockDir takes the lock on a data directory. It is held until the file is
@@ -94,23 +138,23 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-func embedConfig(c Config, dir, sockets string, log *core) *embed.Config {
+func embedConfig(c Config, dir, sockets string, log *core, died *death) *embed.Config {
 	cfg := embed.NewConfig()
-	cfg.Name = "cakefleet"
+	cfg.Name = memberName
 	cfg.Dir = dir
 	cfg.ListenClientUrls = []url.URL{{Scheme: "unix", Path: filepath.Join(sockets, "client.sock")}}
 	cfg.AdvertiseClientUrls = cfg.ListenClientUrls
 	// For peers etcd takes the host alone as the path. There are none; what is
 	// advertised must stay the same for as long as the data does.
 	cfg.ListenPeerUrls = []url.URL{{Scheme: "unix", Host: filepath.Join(sockets, "peer.sock")}}
-	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: "cakefleet"}}
-	cfg.InitialCluster = "cakefleet=unix://cakefleet"
-	cfg.InitialClusterToken = "cakefleet"
+	cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: memberName}}
+	cfg.InitialCluster = memberName + "=" + memberPeer
+	cfg.InitialClusterToken = memberName
 	// Off by default in etcd, and the data would grow for ever.
 	cfg.AutoCompactionMode = embed.CompactorModePeriodic
 	cfg.AutoCompactionRetention = or(c.Retention, defaultRetention).String()
 	cfg.QuotaBackendBytes = or(c.Quota, defaultQuota)
-	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(log))
+	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.New(log, zap.WithFatalHook(died), zap.WithPanicHook(died)))
 	return cfg
 }
 

@@ -18,8 +18,9 @@ var (
 	ErrInUse       = errors.New("in use")
 	ErrDangling    = errors.New("refers to something that does not exist")
 	ErrToken       = errors.New("token is unknown, used or too old")
-	ErrUnavailable = errors.New("store is not reachable") // a write may have happened or not
-	ErrFull        = errors.New("store is full")          // a write may have happened or not
+	ErrRevoked     = errors.New("was revoked")
+	ErrUnavailable = errors.New("store is not reachable")                                                                     // a write may have happened or not
+	ErrFull        = errors.New("store is full: nothing new can be written until cakefleetctl doctor --repair has made room") // a write may have happened or not
 	ErrClosed      = errors.New("store is closed")
 )
 
@@ -33,6 +34,12 @@ const (
 	KindSubscriber Kind = "subscriber"
 	KindRouter     Kind = "router"
 	KindToken      Kind = "token"
+	KindSchedule   Kind = "schedule"
+	KindRollout    Kind = "rollout"
+	KindPlace      Kind = "place" // of the targets of a rollout
+	KindRestore    Kind = "restore"
+	KindSerial     Kind = "serial"
+	KindRevocation Kind = "revocation"
 )
 
 // Error is an error about one record. Is and As see through it to Err.

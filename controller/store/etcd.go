@@ -2,11 +2,14 @@ package store
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/hashicorp/go-hclog"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -29,31 +32,86 @@ func OpenEtcd(ctx context.Context, c Config) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(ctx, kv, c)
+	between := Leaser(kv)
+	if c.Between != nil {
+		between = c.Between(kv)
+	}
+	s, err := New(ctx, between, c)
+	if err != nil {
+		return nil, err
+	}
+	s.server = kv
+	return s, nil
 }
 
 func openKV(ctx context.Context, c Config) (*etcdKV, error) {
 	if len(c.Endpoints) == 0 {
 		return startEmbedded(ctx, c)
 	}
+	e := &etcdKV{endpoints: c.Endpoints, tls: c.TLS, logger: c.Logger}
+	var err error
+	if e.client, err = e.dial(e.endpoints); err != nil {
+		return nil, err
+	}
+	if err := e.reach(ctx); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// dial returns a client of some endpoints, which connects when it is used.
+func (e *etcdKV) dial(endpoints []string) (*clientv3.Client, error) {
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints:            c.Endpoints,
-		TLS:                  c.TLS,
+		Endpoints:            endpoints,
+		TLS:                  e.tls,
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepalive,
 		DialKeepAliveTimeout: keepalive,
-		Logger:               zap.New(newCore(c.Logger)),
+		Logger:               zap.New(newCore(e.logger)),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("connect to etcd: %w", err)
+		return nil, fmt.Errorf("connect to etcd at %s: %w", strings.Join(endpoints, ","), err)
 	}
-	return &etcdKV{client: client}, nil
+	return client, nil
+}
+
+// reach waits until one of the endpoints answers, and tells meanwhile which of
+// them don't and why.
+func (e *etcdKV) reach(ctx context.Context) error {
+	logger := e.logger
+	if logger == nil {
+		logger = hclog.NewNullLogger()
+	}
+	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+		answers := false
+		for _, m := range e.probe(ctx, e.endpoints) {
+			if m.Err == nil {
+				answers = true
+			} else if ctx.Err() == nil {
+				logger.Warn("etcd does not answer", "address", m.Endpoint, "error", m.Err)
+			}
+		}
+		if answers {
+			return nil
+		}
+		logger.Warn("no etcd to be reached, try again", "wait", wait)
+		if err := sleep(ctx, wait); err != nil {
+			return err
+		}
+	}
 }
 
 // etcdKV is a KV on etcd.
 type etcdKV struct {
-	client *clientv3.Client
-	stop   func() error // of the embedded server, if there is one
+	client    *clientv3.Client
+	endpoints []string // of the cluster, or the client socket of the embedded server
+	tls       *tls.Config
+	logger    hclog.Logger
+
+	// Of the embedded server, if there is one.
+	stop func() error
+	died *death
+	dir  string // with its data
 }
 
 func (e *etcdKV) List(ctx context.Context, prefix string) (items []Item, revision int64, err error) {
@@ -79,7 +137,9 @@ func (e *etcdKV) List(ctx context.Context, prefix string) (items []Item, revisio
 func (e *etcdKV) page(ctx context.Context, from, end string, revision int64) (*clientv3.GetResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	resp, err := e.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(listPage), clientv3.WithRev(revision))
+	resp, err := unlessDead(e, func() (*clientv3.GetResponse, error) {
+		return e.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithLimit(listPage), clientv3.WithRev(revision))
+	})
 	if err != nil {
 		return nil, etcdError(err)
 	}
@@ -93,14 +153,33 @@ func (e *etcdKV) Get(ctx context.Context, keys ...string) (items []Item, revisio
 	for i, k := range keys {
 		gets[i] = clientv3.OpGet(k)
 	}
-	resp, err := e.client.Txn(ctx).Then(gets...).Commit()
+	resp, err := unlessDead(e, e.client.Txn(ctx).Then(gets...).Commit)
 	if err != nil {
 		return nil, 0, etcdError(err)
 	}
 	return results(resp), resp.Header.Revision, nil
 }
 
+func (e *etcdKV) Range(ctx context.Context, q Range) (items []Item, count int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	resp, err := unlessDead(e, func() (*clientv3.GetResponse, error) {
+		return e.client.Get(ctx, q.From, clientv3.WithRange(q.End), clientv3.WithLimit(int64(q.Limit)))
+	})
+	if err != nil {
+		return nil, 0, etcdError(err)
+	}
+	for _, kv := range resp.Kvs {
+		items = append(items, item(kv))
+	}
+	return items, int(resp.Count), nil
+}
+
 func (e *etcdKV) Txn(ctx context.Context, compares []Compare, ops []Op) (TxnResult, error) {
+	return e.TxnLeased(ctx, 0, compares, ops)
+}
+
+func (e *etcdKV) TxnLeased(ctx context.Context, l Lease, compares []Compare, ops []Op) (TxnResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	cmps := make([]clientv3.Cmp, len(compares))
@@ -114,12 +193,12 @@ func (e *etcdKV) Txn(ctx context.Context, compares []Compare, ops []Op) (TxnResu
 		if o.Value == nil {
 			then[i] = clientv3.OpDelete(o.Key)
 		} else {
-			then[i] = clientv3.OpPut(o.Key, string(o.Value))
+			then[i] = clientv3.OpPut(o.Key, string(o.Value), clientv3.WithLease(clientv3.LeaseID(l)))
 		}
 	}
-	resp, err := e.client.Txn(ctx).If(cmps...).Then(then...).Else(gets...).Commit()
+	resp, err := unlessDead(e, e.client.Txn(ctx).If(cmps...).Then(then...).Else(gets...).Commit)
 	if err != nil {
-		return TxnResult{}, etcdError(err)
+		return TxnResult{}, leaseError(err)
 	}
 	r := TxnResult{OK: resp.Succeeded, Revision: resp.Header.Revision}
 	if !r.OK {
@@ -170,6 +249,9 @@ func (e *etcdKV) Progress(ctx context.Context) error {
 }
 
 func (e *etcdKV) Close() error {
+	if e.died != nil && e.died.is() {
+		return nil // it holds its own locks for ever; only the end of the process frees them
+	}
 	err := e.client.Close()
 	if errors.Is(err, context.Canceled) {
 		err = nil // what the client says when it ends as it should
@@ -181,6 +263,31 @@ func (e *etcdKV) Close() error {
 		return fmt.Errorf("close etcd: %w", err)
 	}
 	return nil
+}
+
+// unlessDead returns what call does. The embedded server reads in its caller's
+// goroutine and, once it died, waits there for locks that nobody lets go of,
+// whatever the context says; then the call is left behind.
+func unlessDead[T any](e *etcdKV, call func() (T, error)) (T, error) {
+	if e.died == nil {
+		return call()
+	}
+	type answer struct {
+		of  T
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		of, err := call()
+		answered <- answer{of, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.of, a.err
+	case <-e.died.done:
+		var none T
+		return none, fmt.Errorf("%w: %w", ErrUnavailable, e.died.err)
+	}
 }
 
 // watchContext makes a member without a leader end the watch instead of

@@ -100,13 +100,11 @@ func raw(t *testing.T, endpoint string) *clientv3.Client {
 // until waits for what another goroutine brings about.
 func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for range 1000 {
-		if ok() {
-			return
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not within a minute: %s", what)
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatalf("not within 10 s: %s", what)
 }
 
 func hasPlan(s *store.Store, name string) (ok bool) {
@@ -161,6 +159,9 @@ func TestLayout(t *testing.T) {
 	got := map[string]string{}
 	for _, kv := range resp.Kvs {
 		value := string(kv.Value)
+		if strings.HasPrefix(string(kv.Key), "/cakefleet/audit/v1/") {
+			continue // TestAuditOfEtcd
+		}
 		if strings.HasPrefix(string(kv.Key), "/cakefleet/v1/history/plans/gold/") {
 			kv.Key = []byte("/cakefleet/v1/history/plans/gold/...")
 			value = ""
@@ -255,7 +256,7 @@ func TestTwoControllers(t *testing.T) {
 	won.Store(0)
 	for _, s := range []*store.Store{a, b, a, b} {
 		wg.Go(func() {
-			switch _, _, err := s.UseToken(ctx, "t1", tok.SecretHash, plan.Key{1}, time.Now()); {
+			switch _, err := s.UseToken(ctx, "t1", tok.SecretHash, plan.Key{1}, "", time.Now()); {
 			case err == nil:
 				won.Add(1)
 			case !errors.Is(err, store.ErrToken):

@@ -192,6 +192,7 @@ func (s *Store) importSubscribers(ctx context.Context, writes []SubscriberWrite,
 		s.abandon(ctx, id)
 		return fmt.Errorf("import: stage %d changes: %w", len(writes), err)
 	}
+	ctx = context.WithValue(ctx, countsKey{}, count(writes))
 	removes := slices.ContainsFunc(writes, func(w SubscriberWrite) bool { return w.Remove })
 	record := encode(commitRecord{Schema: schema, ID: id, Pieces: len(all), Rows: len(writes), Time: now})
 	for range attempts {
@@ -253,6 +254,21 @@ func (s *Store) importSubscribers(ctx context.Context, writes []SubscriberWrite,
 	return fmt.Errorf("import: %w", errBusy)
 }
 
+// count returns what an import changes, for the audit log.
+func count(writes []SubscriberWrite) (c counts) {
+	for _, w := range writes {
+		switch {
+		case w.Remove:
+			c.Removed++
+		case w.Expect == 0:
+			c.Added++
+		default:
+			c.Changed++
+		}
+	}
+	return c
+}
+
 func random() string {
 	var b [6]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -304,7 +320,7 @@ func (s *Store) check(writes []SubscriberWrite) (err error) {
 
 func (s *State) check(w SubscriberWrite) error {
 	id := w.Subscriber.ID
-	have, exists := s.subscribers.byID[id]
+	have, exists := s.Subscriber(id)
 	switch {
 	case w.Expect == Any && (exists || !w.Remove), w.Expect == have.Revision:
 	case !exists:
@@ -317,7 +333,7 @@ func (s *State) check(w SubscriberWrite) error {
 		return e
 	}
 	if w.Remove {
-		if n, first := s.users(KindSubscriber, id); n > 0 {
+		if _, n, first := s.users(KindSubscriber, id); n > 0 {
 			return &Error{Kind: KindSubscriber, ID: id, Err: ErrInUse, Ref: KindRouter, RefID: first, Count: n}
 		}
 		return nil
@@ -664,7 +680,7 @@ func (s *Store) listImports(items []Item) counting {
 // unchanged takes in a record of an import that is rolled forward if it is what
 // the state has already, so that nobody is told of it twice.
 func (s *Store) unchanged(id string, it Item) bool {
-	have, exists := s.state.subscribers.byID[id]
+	have, exists := s.state.Subscriber(id)
 	if it.Value == nil || !exists {
 		return false
 	}

@@ -11,7 +11,7 @@ var ErrCompacted = errors.New("revision is compacted")
 
 // Limits of a transaction that every etcd accepts with its default settings.
 const (
-	maxOps   = 128     // compares, and operations
+	maxOps   = 127     // compares, and operations; 128 less one compare for a fence
 	maxBytes = 1 << 20 // of values; a request may have 1.5 MiB
 )
 
@@ -24,6 +24,8 @@ type KV interface {
 	// Get returns the items of those keys that exist, at one revision that is
 	// not older than any that was seen before.
 	Get(ctx context.Context, keys ...string) (items []Item, revision int64, err error)
+	// Range returns a part of what there is, and how many items the whole has.
+	Range(ctx context.Context, q Range) (items []Item, count int, err error)
 	// Txn does all operations if all compares hold, else nothing.
 	Txn(ctx context.Context, compares []Compare, ops []Op) (TxnResult, error)
 	// Watch calls seen with everything that happens after a revision, in order,
@@ -35,6 +37,12 @@ type KV interface {
 	Progress(ctx context.Context) error
 	// Close releases what the KV holds.
 	Close() error
+}
+
+// Range asks for the first items, in order of key, with From <= key < End.
+type Range struct {
+	From, End string
+	Limit     int
 }
 
 // Item is one key with its value.

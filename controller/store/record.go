@@ -62,17 +62,45 @@ type (
 		Imported plan.Revision `json:"imported,omitempty"`
 	}
 	routerRecord struct {
-		Schema     int       `json:"schema"`
-		Subscriber string    `json:"subscriber,omitempty"`
-		Key        string    `json:"key,omitempty"`
-		Updated    time.Time `json:"updated"`
+		Schema     int               `json:"schema"`
+		Subscriber string            `json:"subscriber,omitempty"`
+		Labels     map[string]string `json:"labels,omitempty"`
+		Serial     string            `json:"serial,omitempty"`
+		Key        string            `json:"key,omitempty"`
+		Quarantine *quarantineRecord `json:"quarantine,omitempty"`
+		Updated    time.Time         `json:"updated"`
+	}
+	quarantineRecord struct {
+		Since   time.Time      `json:"since"`
+		Devices []deviceRecord `json:"devices"`
+	}
+	deviceRecord struct {
+		Address string `json:"address"`
+		BootID  string `json:"boot_id"`
+		Model   string `json:"model,omitempty"`
 	}
 	tokenRecord struct {
-		Schema     int       `json:"schema"`
-		Router     string    `json:"router"`
-		Subscriber string    `json:"subscriber,omitempty"`
-		SecretHash string    `json:"secret_hash"`
-		Expires    time.Time `json:"expires"`
+		Schema     int               `json:"schema"`
+		Router     string            `json:"router"`
+		Subscriber string            `json:"subscriber,omitempty"`
+		Labels     map[string]string `json:"labels,omitempty"`
+		SecretHash string            `json:"secret_hash"`
+		Expires    time.Time         `json:"expires"`
+	}
+	serialRecord struct {
+		Schema     int               `json:"schema"`
+		Router     string            `json:"router"`
+		Subscriber string            `json:"subscriber,omitempty"`
+		Labels     map[string]string `json:"labels,omitempty"`
+		Key        string            `json:"key,omitempty"`
+		Updated    time.Time         `json:"updated"`
+	}
+	revocationRecord struct {
+		Schema   int       `json:"schema"`
+		Router   string    `json:"router,omitempty"`
+		Operator string    `json:"operator,omitempty"`
+		Reason   string    `json:"reason,omitempty"`
+		Updated  time.Time `json:"updated"`
 	}
 )
 
@@ -102,16 +130,39 @@ func encodeImported(s plan.Subscriber, rev plan.Revision) []byte {
 }
 
 func encodeRouter(r plan.Router) []byte {
-	record := routerRecord{Schema: schema, Subscriber: r.Subscriber, Updated: r.Updated}
-	if r.Key != (plan.Key{}) {
-		record.Key = hex.EncodeToString(r.Key[:])
+	record := routerRecord{
+		Schema: schema, Subscriber: r.Subscriber, Labels: r.Labels, Serial: r.Serial, Key: encodeKey(r.Key), Updated: r.Updated,
+	}
+	if r.Quarantine != nil {
+		record.Quarantine = &quarantineRecord{Since: r.Quarantine.Since}
+		for _, d := range r.Quarantine.Devices {
+			record.Quarantine.Devices = append(record.Quarantine.Devices, deviceRecord(d))
+		}
 	}
 	return encode(record)
 }
 
+// encodeKey returns the hex digits of a key; empty for none.
+func encodeKey(k plan.Key) string {
+	if k == (plan.Key{}) {
+		return ""
+	}
+	return k.String()
+}
+
+func decodeKey(digits string) (k plan.Key, err error) {
+	if digits == "" {
+		return k, nil
+	}
+	if err := decodeHash(k[:], digits); err != nil {
+		return plan.Key{}, fmt.Errorf("key: %w", err)
+	}
+	return k, nil
+}
+
 func encodeToken(t Token) []byte {
 	return encode(tokenRecord{
-		Schema: schema, Router: t.Router, Subscriber: t.Subscriber,
+		Schema: schema, Router: t.Router, Subscriber: t.Subscriber, Labels: t.Labels,
 		SecretHash: hex.EncodeToString(t.SecretHash[:]), Expires: t.Expires,
 	})
 }
@@ -170,10 +221,15 @@ func decodeRouter(id string, value []byte, rev plan.Revision) (plan.Router, erro
 	if err := decode(value, &r, &r.Schema); err != nil {
 		return plan.Router{}, err
 	}
-	router := plan.Router{ID: id, Subscriber: r.Subscriber, Revision: rev, Updated: r.Updated}
-	if r.Key != "" {
-		if err := decodeHash(router.Key[:], r.Key); err != nil {
-			return plan.Router{}, fmt.Errorf("key: %w", err)
+	router := plan.Router{ID: id, Subscriber: r.Subscriber, Labels: r.Labels, Serial: r.Serial, Revision: rev, Updated: r.Updated}
+	var err error
+	if router.Key, err = decodeKey(r.Key); err != nil {
+		return plan.Router{}, err
+	}
+	if r.Quarantine != nil {
+		router.Quarantine = &plan.Quarantine{Since: r.Quarantine.Since}
+		for _, d := range r.Quarantine.Devices {
+			router.Quarantine.Devices = append(router.Quarantine.Devices, plan.Device(d))
 		}
 	}
 	return router, nil
@@ -184,11 +240,39 @@ func decodeToken(id string, value []byte, rev plan.Revision) (Token, error) {
 	if err := decode(value, &r, &r.Schema); err != nil {
 		return Token{}, err
 	}
-	t := Token{ID: id, Router: r.Router, Subscriber: r.Subscriber, Expires: r.Expires, Revision: rev}
+	t := Token{ID: id, Router: r.Router, Subscriber: r.Subscriber, Labels: r.Labels, Expires: r.Expires, Revision: rev}
 	if err := decodeHash(t.SecretHash[:], r.SecretHash); err != nil {
 		return Token{}, fmt.Errorf("secret_hash: %w", err)
 	}
 	return t, nil
+}
+
+func encodeSerial(s Serial) []byte {
+	return encode(serialRecord{
+		Schema: schema, Router: s.Router, Subscriber: s.Subscriber, Labels: s.Labels, Key: encodeKey(s.Key), Updated: s.Updated,
+	})
+}
+
+func decodeSerial(serial string, value []byte, rev plan.Revision) (Serial, error) {
+	var r serialRecord
+	if err := decode(value, &r, &r.Schema); err != nil {
+		return Serial{}, err
+	}
+	k, err := decodeKey(r.Key)
+	return Serial{Serial: serial, Router: r.Router, Subscriber: r.Subscriber, Labels: r.Labels, Key: k, Revision: rev, Updated: r.Updated}, err
+}
+
+func encodeRevocation(r Revocation) []byte {
+	return encode(revocationRecord{Schema: schema, Router: r.Router, Operator: r.Operator, Reason: r.Reason, Updated: r.Time})
+}
+
+func decodeRevocation(id string, value []byte, rev plan.Revision) (Revocation, error) {
+	var r revocationRecord
+	if err := decode(value, &r, &r.Schema); err != nil {
+		return Revocation{}, err
+	}
+	k, err := plan.ParseKey(id)
+	return Revocation{Key: k, Router: r.Router, Operator: r.Operator, Reason: r.Reason, Time: r.Updated, Revision: rev}, err
 }
 
 // decodeHash reads hex digits that fill hash.

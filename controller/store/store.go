@@ -19,17 +19,28 @@ type Config struct {
 	Endpoints []string    // of an etcd cluster; empty: the embedded etcd
 	TLS       *tls.Config // to the endpoints; nil: none
 
-	Quota           int64         // bytes that the embedded etcd may hold; 0 = 2 GiB
-	Retention       time.Duration // how long the embedded etcd keeps old revisions; 0 = 1 hour
+	Quota        int64         // bytes that the embedded etcd may hold; 0 = 2 GiB
+	Retention    time.Duration // how long the embedded etcd keeps old revisions; 0 = 1 hour
+	AuditAge     time.Duration // how long the audit log goes back; 0 = 1 year
+	AuditEntries int           // that the audit log has at most; 0 = 100 000
+
 	CompareInterval time.Duration // between full compares; 0 = 10 minutes
 	Logger          hclog.Logger  // nil: none
+
+	// Between, for tests, puts something between the store and etcd that has
+	// faults; nil: nothing.
+	Between func(Leaser) Leaser
 }
 
 // Store keeps the records in a KV and their State in memory.
 type Store struct {
 	kv      KV
+	server  *etcdKV // what kv is on; nil if it is not on etcd
 	logger  hclog.Logger
 	compare time.Duration
+
+	auditAge     time.Duration
+	auditEntries int
 
 	onChange []func(Change) // not changed once Run has begun
 
@@ -54,7 +65,7 @@ type Store struct {
 // on, also after an error.
 func New(ctx context.Context, kv KV, c Config) (*Store, error) {
 	s := &Store{
-		kv:         kv,
+		kv:         auditedKV{fencedKV{kv}, c.Logger, &late{}},
 		logger:     c.Logger,
 		compare:    c.CompareInterval,
 		unreadable: map[string]int64{},
@@ -66,6 +77,13 @@ func New(ctx context.Context, kv KV, c Config) (*Store, error) {
 	}
 	if s.logger == nil {
 		s.logger = hclog.NewNullLogger()
+		s.kv = auditedKV{fencedKV{kv}, s.logger, &late{}}
+	}
+	if s.auditAge = c.AuditAge; s.auditAge == 0 {
+		s.auditAge = defaultAuditAge
+	}
+	if s.auditEntries = c.AuditEntries; s.auditEntries == 0 {
+		s.auditEntries = defaultAuditEntries
 	}
 	if s.compare == 0 {
 		s.compare = 10 * time.Minute

@@ -12,9 +12,10 @@ import (
 // Token is a join token without its secret.
 type Token struct {
 	ID         string
-	Router     string   // identity that it gives
-	Subscriber string   // whom the router will serve; empty if nobody
-	SecretHash [32]byte // SHA-256 of the secret
+	Router     string            // identity that it gives
+	Subscriber string            // whom the router will serve; empty if nobody
+	Labels     map[string]string // of the router
+	SecretHash [32]byte          // SHA-256 of the secret
 	Expires    time.Time
 	Revision   plan.Revision
 }
@@ -30,7 +31,7 @@ func (t Token) Validate() error {
 	if t.Expires.IsZero() {
 		return fmt.Errorf("token %s: time of expiry is missing", t.ID)
 	}
-	return plan.Router{ID: t.Router, Subscriber: t.Subscriber}.Validate()
+	return plan.Router{ID: t.Router, Subscriber: t.Subscriber, Labels: t.Labels}.Validate()
 }
 
 // PutToken stores a new token. Errors: ErrInvalid, ErrExists, ErrDangling.
@@ -54,84 +55,41 @@ func (s *Store) DeleteToken(ctx context.Context, id string) error {
 // UseToken trades a token for a router in one transaction: the token is gone
 // and the router exists, has the key, and serves the token's subscriber if it
 // names one. A key that the router had before opens nothing any more. Of any
-// number of uses, on any number of controllers, one succeeds.
+// number of uses, on any number of controllers, one succeeds. serial is what
+// the router calls itself.
 //
 // Errors: ErrToken if there is no such token, the secret is another one or now
-// is too late; ErrDangling if the subscriber was removed meanwhile.
-func (s *Store) UseToken(ctx context.Context, id string, secretHash [32]byte, routerKey plan.Key, now time.Time) (Token, plan.Router, error) {
-	fail := func(err error) (Token, plan.Router, error) { return Token{}, plan.Router{}, err }
+// is too late; ErrRevoked if the key was; ErrDangling if the subscriber was
+// removed meanwhile.
+func (s *Store) UseToken(ctx context.Context, id string, secretHash [32]byte, routerKey plan.Key, serial string, now time.Time) (plan.Router, error) {
 	refused := &Error{Kind: KindToken, ID: id, Err: ErrToken}
 	if plan.ValidateID("token", id) != nil {
-		return fail(refused)
+		return plan.Router{}, refused
 	}
-	for range attempts {
+	return s.join(ctx, "use token "+id, func() (joining, error) {
 		// Read from etcd: the token may have been made or used on another
 		// controller a moment ago.
-		items, _, err := s.kv.Get(ctx, key(KindToken, id))
+		items, rev, err := s.kv.Get(ctx, key(KindToken, id))
 		if err != nil {
-			return fail(fmt.Errorf("use token %s: %w", id, err))
+			return joining{}, err
 		}
 		if len(items) == 0 {
-			return fail(refused)
+			// The caller may ask what it was used for.
+			if err := s.await(ctx, plan.Revision(rev)); err != nil {
+				return joining{}, err
+			}
+			return joining{}, refused
 		}
 		t, err := decodeToken(id, items[0].Value, plan.Revision(items[0].Revision))
 		if err != nil {
-			return fail(fmt.Errorf("use token %s: %w", id, err))
+			return joining{}, err
 		}
 		if subtle.ConstantTimeCompare(t.SecretHash[:], secretHash[:]) != 1 || !now.Before(t.Expires) {
-			return fail(refused)
+			return joining{}, refused
 		}
-		r, done, err := s.useToken(ctx, t, routerKey)
-		if done || err != nil {
-			return t, r, err
-		}
-	}
-	return fail(fmt.Errorf("use token %s: %w", id, errBusy))
-}
-
-// useToken tries once; done is false if something changed meanwhile.
-func (s *Store) useToken(ctx context.Context, t Token, routerKey plan.Key) (r plan.Router, done bool, err error) {
-	items, _, err := s.kv.Get(ctx, key(KindRouter, t.Router))
-	if err != nil {
-		return plan.Router{}, false, fmt.Errorf("use token %s: %w", t.ID, err)
-	}
-	r = plan.Router{ID: t.Router}
-	var have int64
-	if len(items) != 0 {
-		if r, err = decodeRouter(t.Router, items[0].Value, 0); err != nil {
-			return plan.Router{}, false, fmt.Errorf("use token %s: router %s: %w", t.ID, t.Router, err)
-		}
-		have = items[0].Revision
-	}
-	if t.Subscriber != "" {
-		r.Subscriber = t.Subscriber
-	}
-	r.Key, r.Updated = routerKey, stamp()
-	compares := []Compare{
-		{key(KindToken, t.ID), Equal, int64(t.Revision)},
-		{key(KindRouter, r.ID), Equal, have},
-	}
-	ops := []Op{{key(KindToken, t.ID), nil}, {key(KindRouter, r.ID), encodeRouter(r)}}
-	if r.Subscriber != "" {
-		compares = append(compares, Compare{commitKey, Equal, 0}, Compare{key(KindSubscriber, r.Subscriber), Greater, 0})
-		ops = append(ops, marker(KindSubscriber, r.Subscriber, r.ID), Op{servedKey, []byte(r.ID)})
-	}
-	res, err := s.kv.Txn(ctx, compares, ops)
-	if err != nil {
-		return plan.Router{}, false, fmt.Errorf("use token %s: %w", t.ID, err)
-	}
-	if !res.OK {
-		if find(res.Items, commitKey) != nil {
-			if err := s.await(ctx, plan.Revision(res.Revision)); err != nil {
-				return plan.Router{}, false, fmt.Errorf("use token %s: %w", t.ID, err)
-			}
-			return plan.Router{}, false, s.awaitImport(ctx)
-		}
-		if r.Subscriber != "" && find(res.Items, key(KindSubscriber, r.Subscriber)) == nil {
-			return plan.Router{}, false, &Error{Kind: KindRouter, ID: r.ID, Err: ErrDangling, Ref: KindSubscriber, RefID: r.Subscriber}
-		}
-		return plan.Router{}, false, nil
-	}
-	r.Revision = plan.Revision(res.Revision)
-	return r, true, s.await(ctx, r.Revision)
+		return joining{
+			router: plan.Router{ID: t.Router, Subscriber: t.Subscriber, Labels: t.Labels, Serial: serial, Key: routerKey},
+			uses:   key(KindToken, id), used: t.Revision, replace: true,
+		}, nil
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cakefleet/cakefleet/controller/rollout"
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
@@ -17,14 +18,27 @@ const (
 )
 
 // Run keeps the state up to date until ctx ends, and returns nil then. It
-// never gives up: while etcd can't be reached, the state stays as it was.
+// never gives up: while etcd can't be reached, the state stays as it was. Only
+// an embedded etcd that can't go on is an error.
 func (s *Store) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	dead := make(chan error, 1) // one is all there can be
+	if e, err := s.etcd(); err == nil && e.died != nil {
+		wg.Go(func() {
+			select {
+			case <-e.died.done:
+				dead <- e.died.err
+				cancel()
+			case <-ctx.Done():
+			}
+		})
+	}
 	wg.Go(func() { s.compareLoop(ctx) })
 	wg.Go(func() { s.rollLoop(ctx) })
+	wg.Go(func() { s.pruneLoop(ctx) })
 
 	wait := retryFirst
 	for ctx.Err() == nil {
@@ -51,7 +65,12 @@ func (s *Store) Run(ctx context.Context) error {
 		}
 		wait = min(2*wait, retryMost)
 	}
-	return nil
+	select {
+	case err := <-dead:
+		return err
+	default:
+		return nil
+	}
 }
 
 // errIncomplete says that an import counts of which the watch has not seen all.
@@ -203,6 +222,10 @@ func (s *Store) takeItem(changes []Change, k Kind, id string, it Item) []Change 
 	if k == KindSubscriber && s.state.commit.id != "" && s.unchanged(id, it) {
 		return changes // an import that is rolled forward
 	}
+	var was *rollout.Live
+	if k == KindRollout {
+		was, _ = s.state.Rollout(id)
+	}
 	if it.Value == nil {
 		delete(s.unreadable, it.Key)
 		c.Deleted = true
@@ -219,10 +242,15 @@ func (s *Store) takeItem(changes []Change, k Kind, id string, it Item) []Change 
 		return changes
 	}
 	delete(s.unreadable, it.Key)
+	if k == KindRollout {
+		is, _ := s.state.Rollout(id)
+		c.Steps = stepsChanged(was, is)
+	}
 	return append(changes, c)
 }
 
 func (s *Store) reachLocked(rev plan.Revision) {
+	s.state.index()
 	if rev == s.state.revision {
 		return
 	}

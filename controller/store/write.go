@@ -112,7 +112,7 @@ func (s *Store) DeletePlan(ctx context.Context, name, replacement string, expect
 		})
 		if len(users) == 0 || replacement == "" {
 			err := s.remove(ctx, KindPlan, name, expect)
-			if replacement != "" && errors.Is(err, ErrInUse) {
+			if e, ok := errors.AsType[*Error](err); ok && replacement != "" && errors.Is(err, ErrInUse) && e.Ref == KindSubscriber {
 				continue // somebody was given the plan meanwhile
 			}
 			return moved, err
@@ -334,7 +334,7 @@ func (t *txn) add(w write) bool {
 		compares = append(compares, Compare{m, Less, int64(t.seen) + 1})
 		ops = append(ops, Op{m, nil})
 	}
-	full := len(t.compares)+len(compares) > maxOps || len(t.ops)+len(ops)+1 > maxOps || t.bytes+len(w.value) > maxBytes
+	full := len(t.compares)+len(compares) > maxOps || len(t.ops)+len(ops)+2 > maxOps || t.bytes+len(w.value) > maxBytes
 	if full && len(t.writes) > 0 {
 		return false
 	}
@@ -415,8 +415,8 @@ func (s *Store) free(t *txn) (err error) {
 			if w.users == "" {
 				continue
 			}
-			e := &Error{Kind: w.kind, ID: w.id, Err: ErrInUse, Ref: w.users}
-			e.Count, e.RefID = st.users(w.kind, w.id)
+			e := &Error{Kind: w.kind, ID: w.id, Err: ErrInUse}
+			e.Ref, e.Count, e.RefID = st.users(w.kind, w.id)
 			if e.Count > 0 {
 				err = e
 				return

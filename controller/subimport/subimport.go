@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
@@ -126,6 +127,9 @@ func (p *parser) parse(text string, line int, comma byte) {
 		line++
 		var err error
 		fields, err = split(fields[:0], strings.TrimRight(l, "\r\n"), comma)
+		if err == nil {
+			err = notUTF8(l)
+		}
 		if err != nil {
 			p.fail(line, "", err.Error())
 			p.file.Rows = append(p.file.Rows, Row{Line: line, Bad: true})
@@ -154,6 +158,22 @@ func (p *parser) parse(text string, line int, comma byte) {
 		p.file.Broken = true
 		p.fail(0, "", "file is empty; its first line must name the columns id and plan")
 	}
+}
+
+// notUTF8 returns an error that says where a line is not UTF-8.
+func notUTF8(line string) error {
+	for i, r := range line {
+		if _, n := utf8.DecodeRuneInString(line[i:]); r == utf8.RuneError && n == 1 {
+			return fmt.Errorf("is not UTF-8 after %q (byte 0x%02x): the file seems to be Latin-1 or Windows-1252; save it as UTF-8", lastRunes(line[:i], 12), line[i])
+		}
+	}
+	return nil
+}
+
+// lastRunes returns the end of a text.
+func lastRunes(text string, n int) string {
+	r := []rune(text)
+	return string(r[max(0, len(r)-n):])
 }
 
 func (p *parser) header(line int, fields []string) bool {

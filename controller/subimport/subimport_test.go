@@ -90,7 +90,7 @@ func TestParseErrors(t *testing.T) {
 		{"value on two lines", "id,plan,site\n1,gold,\"a\nb\"\n", []string{"2::not closed", "3::in the middle"}},
 		{"bare quote", "id,plan\n1\"2,gold\n", []string{"2::in the middle"}},
 		{"text after a quote", "id,plan\n\"1\"2,gold\n", []string{"2::in the middle"}},
-		{"not utf-8", "id,plan,site\n1,gold,Z\xfcrich\n", []string{"2:site:byte 2 that can't be printed"}},
+		{"not utf-8", "id,plan,site\n1,gold,Z\xfcrich\n", []string{"2::is not UTF-8 after \"1,gold,Z\" (byte 0xfc)"}},
 		{"zero byte", "id,plan,site\n1,gold,a\x00\n", []string{"2:site:byte 2 that can't be printed"}},
 		{"label too long", "id,plan,site\n1,gold," + strings.Repeat("x", 257) + "\n", []string{"2:site:257 bytes"}},
 		{"half a character", "\xff\xfei\x00d", []string{"0::cut off"}},

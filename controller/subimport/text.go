@@ -9,6 +9,11 @@ import (
 	"unicode/utf8"
 )
 
+// Text returns a file of people's programs as UTF-8: without byte order mark,
+// from UTF-16 too, with lines that end in LF or CRLF. Bytes that are not text
+// become U+FFFD or stay.
+func Text(data []byte) (string, error) { return decode(data) }
+
 // decode returns UTF-8 text without byte order mark, with lines that end in
 // LF or CRLF. Bytes that are not text become U+FFFD or stay, and the columns
 // they are in are refused later.

@@ -4,6 +4,7 @@ package storetest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -16,19 +17,21 @@ import (
 // anywhere that is not compacted.
 type KV struct {
 	mu        sync.Mutex
-	items     map[string]store.Item // guarded by mu
-	log       []store.Item          // guarded by mu; in order of revision
-	revision  int64                 // guarded by mu
-	compacted int64                 // guarded by mu; a watch can't start below
-	down      error                 // guarded by mu; nil: reachable
-	lost      func(store.Item) bool // guarded by mu; what watches don't see
-	txns      int                   // guarded by mu
-	changed   chan struct{}         // guarded by mu; closed and replaced with every change of the above
+	items     map[string]store.Item  // guarded by mu
+	log       []store.Item           // guarded by mu; in order of revision
+	revision  int64                  // guarded by mu
+	compacted int64                  // guarded by mu; a watch can't start below
+	down      error                  // guarded by mu; nil: reachable
+	lost      func(store.Item) bool  // guarded by mu; what watches don't see
+	txns      int                    // guarded by mu
+	leases    map[store.Lease]*lease // guarded by mu
+	lastLease store.Lease            // guarded by mu
+	changed   chan struct{}          // guarded by mu; closed and replaced with every change of the above
 }
 
 // NewKV returns an empty KV.
 func NewKV() *KV {
-	return &KV{items: map[string]store.Item{}, revision: 1, changed: make(chan struct{})}
+	return &KV{items: map[string]store.Item{}, revision: 1, leases: map[store.Lease]*lease{}, changed: make(chan struct{})}
 }
 
 // List is as in store.KV.
@@ -58,6 +61,23 @@ func (k *KV) Get(_ context.Context, keys ...string) ([]store.Item, int64, error)
 	return k.getLocked(keys), k.revision, nil
 }
 
+// Range is as in store.KV.
+func (k *KV) Range(_ context.Context, q store.Range) (items []store.Item, count int, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.down != nil {
+		return nil, 0, k.down
+	}
+	for key, it := range k.items {
+		if key < q.From || key >= q.End {
+			continue
+		}
+		items = append(items, it)
+	}
+	slices.SortFunc(items, func(a, b store.Item) int { return strings.Compare(a.Key, b.Key) })
+	return items[:min(len(items), q.Limit)], len(items), nil
+}
+
 func (k *KV) getLocked(keys []string) (items []store.Item) {
 	for _, key := range keys {
 		if it, ok := k.items[key]; ok {
@@ -68,7 +88,12 @@ func (k *KV) getLocked(keys []string) (items []store.Item) {
 }
 
 // Txn is as in store.KV.
-func (k *KV) Txn(_ context.Context, compares []store.Compare, ops []store.Op) (store.TxnResult, error) {
+func (k *KV) Txn(ctx context.Context, compares []store.Compare, ops []store.Op) (store.TxnResult, error) {
+	return k.TxnLeased(ctx, 0, compares, ops)
+}
+
+// TxnLeased is as in store.Leaser.
+func (k *KV) TxnLeased(_ context.Context, l store.Lease, compares []store.Compare, ops []store.Op) (store.TxnResult, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.down != nil {
@@ -92,23 +117,38 @@ func (k *KV) Txn(_ context.Context, compares []store.Compare, ops []store.Op) (s
 	if !ok {
 		return store.TxnResult{Revision: k.revision, Items: k.getLocked(keys)}, nil
 	}
+	held := k.leases[l]
+	if l != 0 && held == nil {
+		return store.TxnResult{}, store.ErrLeaseGone
+	}
+	k.doLocked(held, ops)
+	return store.TxnResult{OK: true, Revision: k.revision}, nil
+}
+
+// doLocked does operations, and binds what they put to a lease if there is one.
+func (k *KV) doLocked(held *lease, ops []store.Op) {
 	next := k.revision + 1
 	for _, o := range ops {
 		_, exists := k.items[o.Key]
 		if o.Value == nil && !exists {
 			continue
 		}
+		for _, l := range k.leases {
+			delete(l.keys, o.Key)
+		}
 		it := store.Item{Key: o.Key, Value: bytes.Clone(o.Value), Revision: next}
 		if o.Value == nil {
 			delete(k.items, o.Key)
 		} else {
 			k.items[o.Key] = it
+			if held != nil {
+				held.keys[o.Key] = true
+			}
 		}
 		k.log = append(k.log, it)
 		k.revision = next
 	}
 	k.wakeLocked()
-	return store.TxnResult{OK: true, Revision: k.revision}, nil
 }
 
 // Watch is as in store.KV.
@@ -124,8 +164,9 @@ func (k *KV) Watch(ctx context.Context, prefix string, after int64, seen func(st
 			return store.ErrCompacted
 		}
 		b := store.Batch{Revision: k.revision}
-		for _, it := range k.log {
-			if it.Revision > after && strings.HasPrefix(it.Key, prefix) && (k.lost == nil || !k.lost(it)) {
+		from, _ := slices.BinarySearchFunc(k.log, after+1, func(it store.Item, rev int64) int { return cmp.Compare(it.Revision, rev) })
+		for _, it := range k.log[from:] {
+			if strings.HasPrefix(it.Key, prefix) && (k.lost == nil || !k.lost(it)) {
 				b.Items = append(b.Items, it)
 			}
 		}

@@ -52,6 +52,16 @@ func Suite(t *testing.T, open func(t *testing.T, onChange ...func(store.Change))
 		{"token is used once", tokenIsUsedOnce},
 		{"token is refused", tokenIsRefused},
 		{"token of a known router", tokenOfKnownRouter},
+		{"schedules", schedules},
+		{"settling", settling},
+		{"join binds", joinBinds},
+		{"one key is one router", oneKeyIsOneRouter},
+		{"revoked key never joins", revokedKeyNeverJoins},
+		{"admissions race", admissionsRace},
+		{"quarantine", quarantine},
+		{"many serials", manySerials},
+		{"rollouts", rollouts},
+		{"many targets", manyTargets},
 		{"many subscribers", manySubscribers},
 		{"many subscribers stop at the first bad one", manySubscribersStop},
 	} {
@@ -439,8 +449,8 @@ func tokenIsUsedOnce(t *testing.T, s *store.Store) {
 	errs := make([]error, uses)
 	for i := range uses {
 		wg.Go(func() {
-			got, r, err := s.UseToken(ctx, "t", tok.SecretHash, plan.Key{1}, now)
-			if errs[i] = err; err == nil && (got.Router != "r1" || r.ID != "r1" || r.Subscriber != "1" || r.Revision == 0) {
+			r, err := s.UseToken(ctx, "t", tok.SecretHash, plan.Key{1}, "", now)
+			if errs[i] = err; err == nil && (r.ID != "r1" || r.Subscriber != "1" || r.Revision == 0) {
 				t.Errorf("token gave %+v", r)
 			}
 		})
@@ -469,7 +479,7 @@ func tokenIsRefused(t *testing.T, s *store.Store) {
 	tok := token("t", "r1", "1")
 	ok(t, s.PutToken(ctx, tok))
 	use := func(id string, hash [32]byte, at time.Time) error {
-		_, _, err := s.UseToken(ctx, id, hash, plan.Key{1}, at)
+		_, err := s.UseToken(ctx, id, hash, plan.Key{1}, "", at)
 		return err
 	}
 	is(t, use("x", tok.SecretHash, now), store.ErrToken)
@@ -505,7 +515,7 @@ func tokenOfKnownRouter(t *testing.T, s *store.Store) {
 	}{{"", "1", plan.Key{2}}, {"2", "2", plan.Key{31: 3}}} {
 		tok := token("t"+c.names, "r1", c.names)
 		ok(t, s.PutToken(ctx, tok))
-		_, r, err := s.UseToken(ctx, tok.ID, tok.SecretHash, c.key, now)
+		r, err := s.UseToken(ctx, tok.ID, tok.SecretHash, c.key, "", now)
 		ok(t, err)
 		if r.Subscriber != c.serves || r.Key != c.key {
 			t.Errorf("token for %q: router serves %s with key %x, want %s and %x", c.names, r.Subscriber, r.Key, c.serves, c.key)

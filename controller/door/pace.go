@@ -1,0 +1,72 @@
+package door
+
+import "time"
+
+// How pace looks for the rate.
+const (
+	paceEvery = 250 * time.Millisecond // between two looks
+	// paceLate is how long even the fastest answer to a hello takes when more
+	// come in than the CPU can serve. One takes half a millisecond when nobody
+	// waits for the CPU; the best of a look counts, so that a burst is no queue.
+	paceLate = 50 * time.Millisecond
+	// Of the most: what the rate never goes below, so that nobody is locked out by
+	// what else the machine does, and by how much it grows at a time.
+	paceLeast, paceStep = 1.0 / 20, 1.0 / 40
+	// What is left of the rate after a look that found answers late.
+	paceLess = 0.8
+)
+
+// pace finds the rate of handshakes that the CPU can do, up to a most. What
+// is admitted beyond it gets no faster but waits for the CPU in the middle of
+// handshakes, which then take too long and are done again: far fewer come in
+// than the CPU could serve. It is pure: times are passed in.
+//
+// The time until a hello is answered is the sign, not how much CPU is used: it
+// also grows when other programs want the CPU, and not for a peer that is slow.
+type pace struct {
+	most, rate float64
+	looked     time.Time
+	best       time.Duration // of the answers since; only if there were some
+	answers    int
+	unanswered int  // hellos now
+	held       bool // somebody had to wait for the rate since
+}
+
+func newPace(most float64) pace { return pace{most: most, rate: most} }
+
+// heard notes that a hello came.
+func (p *pace) heard() { p.unanswered++ }
+
+// answered notes that a hello was answered after a time, or will not be.
+func (p *pace) answered(took time.Duration, ok bool) {
+	p.unanswered--
+	if !ok {
+		return
+	}
+	if p.answers == 0 || took < p.best {
+		p.best = took
+	}
+	p.answers++
+}
+
+// hold notes that somebody waits for the rate.
+func (p *pace) hold() { p.held = true }
+
+// look adapts the rate when it is time to. It returns whether it did.
+func (p *pace) look(now time.Time) (changed bool) {
+	if p.looked.IsZero() {
+		p.looked = now
+	}
+	if now.Sub(p.looked) < paceEvery {
+		return false
+	}
+	before := p.rate
+	switch late := p.answers > 0 && p.best > paceLate || p.answers == 0 && p.unanswered > 0; {
+	case late:
+		p.rate = max(p.rate*paceLess, p.most*paceLeast)
+	case p.held: // else nobody tells whether more would go
+		p.rate = min(p.rate+p.most*paceStep, p.most)
+	}
+	p.looked, p.best, p.answers, p.held = now, 0, 0, false
+	return p.rate != before
+}

@@ -1,0 +1,103 @@
+package door
+
+import (
+	"testing"
+	"time"
+)
+
+// cpu is a machine that answers hellos one after another.
+type cpu struct {
+	each  time.Duration
+	queue []time.Time // when they came
+	free  time.Time
+}
+
+// run admits at the pace's rate for a time while everybody waits, and returns
+// how many were answered and the longest queue of the second half.
+func (c *cpu) run(p *pace, now time.Time, whole time.Duration) (end time.Time, answered, longest int) {
+	bucket := NewBucket(p.rate, 1)
+	const tick = time.Millisecond
+	for end = now.Add(whole); now.Before(end); now = now.Add(tick) {
+		if p.look(now) {
+			bucket.SetRate(p.rate, 1)
+		}
+		for {
+			if _, ok := bucket.Take(now, 1); !ok {
+				p.hold()
+				break
+			}
+			p.heard()
+			c.queue = append(c.queue, now)
+		}
+		for len(c.queue) > 0 {
+			begin := c.free
+			if begin.Before(c.queue[0]) {
+				begin = c.queue[0]
+			}
+			done := begin.Add(c.each)
+			if done.After(now) {
+				break
+			}
+			p.answered(done.Sub(c.queue[0]), true)
+			c.free, c.queue = done, c.queue[1:]
+			answered++
+		}
+		if end.Sub(now) < whole/2 {
+			longest = max(longest, len(c.queue))
+		}
+	}
+	return now, answered, longest
+}
+
+// breaks loses those who wait.
+func (c *cpu) breaks(p *pace) {
+	for range c.queue {
+		p.answered(0, false)
+	}
+	c.queue = nil
+}
+
+// A machine that does fewer handshakes than the most is sent about as many as
+// it does, and those wait for little; when it is faster again, more.
+func TestPace(t *testing.T) {
+	p, now := newPace(1000), time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	slow := &cpu{each: 10 * time.Millisecond, free: now}
+	now, answered, longest := slow.run(&p, now, time.Minute)
+	slow.breaks(&p)
+	if answered < 80*60 || longest > 100 {
+		t.Errorf("a machine for 6000 did %d, with up to %d in its queue", answered, longest)
+	}
+	fast := &cpu{each: 100 * time.Microsecond, free: now}
+	now, _, longest = fast.run(&p, now, 15*time.Second)
+	fast.breaks(&p)
+	if p.rate != 1000 || longest > 10 {
+		t.Errorf("a fast machine is sent %v a second, with up to %d in its queue", p.rate, longest)
+	}
+	// Calm: nothing is learned, nothing changes.
+	now = now.Add(paceEvery)
+	p.look(now)
+	p.rate = 500
+	for range 100 {
+		now = now.Add(time.Second)
+		p.look(now)
+	}
+	if p.rate != 500 {
+		t.Errorf("calm changed the rate to %v", p.rate)
+	}
+	// A machine that stands still: the rate has a floor, and those who hang up
+	// while they wait count as nothing.
+	for range 100 {
+		p.heard()
+		now = now.Add(time.Second)
+		p.look(now)
+	}
+	if want := 1000 * paceLeast; p.rate != want {
+		t.Errorf("a machine that stands still is sent %v a second, want %v", p.rate, want)
+	}
+	for range 100 {
+		p.answered(0, false)
+	}
+	if p.unanswered != 0 {
+		t.Errorf("%d are waited for", p.unanswered)
+	}
+}
