@@ -40,7 +40,7 @@ func TestStartAndStop(t *testing.T) {
 		{"second start", syscall.SIGINT, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			cmd := program(t, "--data-dir", dir, "--listen-agents", "127.0.0.1:0", "--listen-operators", "127.0.0.1:0")
+			cmd := program(t, "--data-dir", dir, "--listen-agents", "127.0.0.1:0", "--listen-operators", "127.0.0.1:0", "--listen-http", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0")
 			var logged bytes.Buffer
 			cmd.Stderr = &logged
 			stdout, err := cmd.StdoutPipe()
@@ -77,11 +77,13 @@ func TestRefusesArguments(t *testing.T) {
 	for want, args := range map[string][]string{
 		`argument "x" is not understood`: {"x"},
 		`log level "loud"`:               {"--log-level", "loud"},
-		"flag provided but not defined":  {"--insecure"},
-		"report interval 1ns":            {"--report-interval", "1ns"},
+		"cakefleet-controller: flag provided but not defined: -insecure; see cakefleet-controller --help\n":        {"--insecure"},
+		"cakefleet-controller: invalid value \"x\" for flag -audit-entries: parse error; see cakefleet-controller": {"--audit-entries", "x"},
+		"not defined: -bogus; see cakefleet-controller restore --help\n":                                           {"restore", "--bogus"},
+		"report interval 1ns": {"--report-interval", "1ns"},
 	} {
 		out, err := program(t, args...).CombinedOutput()
-		if err == nil || !strings.Contains(string(out), want) {
+		if err == nil || !strings.Contains(string(out), want) || strings.Count(string(out), "\n") != 1 {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
 	}

@@ -21,6 +21,30 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
+// noArgs wants none, and says whether a command or something else was taken for
+// one, what comes near it, and where to look.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if !c.HasAvailableSubCommands() {
+		return fmt.Errorf("%s: takes no argument, but %q is given; see %s --help", c.CommandPath(), args[0], c.CommandPath())
+	}
+	if c.SuggestionsMinimumDistance <= 0 {
+		c.SuggestionsMinimumDistance = 2 // cobra's own default, which it sets too late for us
+	}
+	near := ""
+	if names := c.SuggestionsFor(args[0]); len(names) > 0 {
+		near = ", did you mean " + strings.Join(names, " or ")
+	}
+	return fmt.Errorf("%s: unknown command %q%s; see %s --help", c.CommandPath(), args[0], near, c.CommandPath())
+}
+
+// badFlag adds to what is wrong with a flag whose it is.
+func badFlag(c *cobra.Command, err error) error {
+	return fmt.Errorf("%w; see %s --help", err, c.CommandPath())
+}
+
 // completionTimeout is how long a shell may wait for names.
 const completionTimeout = 2 * time.Second
 

@@ -37,6 +37,12 @@ type connection struct {
 	routers     pb.RouterServiceClient
 	telemetry   pb.TelemetryServiceClient
 	tokens      pb.TokenServiceClient
+	schedules   pb.ScheduleServiceClient
+	rollouts    pb.RolloutServiceClient
+	admin       pb.AdminServiceClient
+	operators   pb.OperatorServiceClient
+	audit       pb.AuditServiceClient
+	joins       pb.JoinServiceClient
 }
 
 // connect returns the connection, made at the first call.
@@ -47,20 +53,16 @@ func (a *app) connect() (*connection, error) {
 	if _, _, err := net.SplitHostPort(a.controller); err != nil {
 		return nil, fmt.Errorf("--controller %q: must be HOST:PORT, such as %s", a.controller, defaultController)
 	}
-	path, err := a.expand(a.credentials)
-	if err != nil {
-		return nil, failure{err}
-	}
-	c, err := loadCredentials(path)
-	if err != nil {
-		return nil, failure{err}
-	}
-	conn, err := grpc.NewClient("passthrough:///"+a.controller,
-		grpc.WithTransportCredentials(credentials.NewTLS(c)),
+	options := []grpc.DialOption{
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
-	)
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64 << 20)),
+	}
+	c, err := a.tls(&options)
+	if err != nil {
+		return nil, failure{err}
+	}
+	conn, err := grpc.NewClient("passthrough:///"+a.controller, append(options, grpc.WithTransportCredentials(credentials.NewTLS(c)))...)
 	if err != nil {
 		return nil, failure{fmt.Errorf("controller %s: %w", a.controller, err)}
 	}
@@ -71,8 +73,38 @@ func (a *app) connect() (*connection, error) {
 		routers:     pb.NewRouterServiceClient(conn),
 		telemetry:   pb.NewTelemetryServiceClient(conn),
 		tokens:      pb.NewTokenServiceClient(conn),
+		schedules:   pb.NewScheduleServiceClient(conn),
+		rollouts:    pb.NewRolloutServiceClient(conn),
+		admin:       pb.NewAdminServiceClient(conn),
+		operators:   pb.NewOperatorServiceClient(conn),
+		audit:       pb.NewAuditServiceClient(conn),
+		joins:       pb.NewJoinServiceClient(conn),
 	}
 	return a.conn, nil
+}
+
+// tls returns how to prove who both ends are, and adds what a token needs.
+func (a *app) tls(options *[]grpc.DialOption) (*tls.Config, error) {
+	if a.token == "" {
+		a.token = strings.TrimSpace(a.env(envToken, ""))
+	}
+	if a.token != "" {
+		*options = append(*options, grpc.WithPerRPCCredentials(bearer(a.token)))
+		return tokenTLS(context.Background(), a.controller, a.token)
+	}
+	path, err := a.expand(a.credentials)
+	if err != nil {
+		return nil, err
+	}
+	return loadCredentials(path)
+}
+
+// shown is what a refusal is about.
+func (a *app) shown() string {
+	if a.token != "" {
+		return "the operator token"
+	}
+	return "the credentials " + a.credentials
 }
 
 func (a *app) close() error {
@@ -175,7 +207,7 @@ func (a *app) explain(err error) error {
 	case codes.DeadlineExceeded:
 		text = fmt.Sprintf("controller %s did not answer within %v", a.controller, callTimeout)
 	case codes.Unauthenticated, codes.PermissionDenied:
-		text = fmt.Sprintf("controller %s refused the credentials %s: %s", a.controller, a.credentials, text)
+		text = fmt.Sprintf("controller %s refused %s: %s", a.controller, a.shown(), text)
 	case codes.Unimplemented:
 		text = fmt.Sprintf("controller %s does not know this: its version is older than cakefleetctl %s, or the address is its door for agents (%s)", a.controller, a.cfg.Version, text)
 	case codes.Aborted:

@@ -30,6 +30,7 @@ const (
 
 	envController  = "CAKEFLEET_CONTROLLER"
 	envCredentials = "CAKEFLEET_CREDENTIALS"
+	envToken       = "CAKEFLEET_TOKEN"
 )
 
 // Config is the world that a command runs in.
@@ -51,6 +52,12 @@ func Run(ctx context.Context, cfg Config) int {
 	root.SetArgs(append([]string{}, cfg.Args...)) // nil would mean the process's own
 	root.SetOut(cfg.Stdout)
 	root.SetErr(cfg.Stderr)
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" { // cobra's own, which takes any word for a question
+			c.Args, c.RunE = noArgs, group("completion", "").RunE
+		}
+	}
 	err := root.ExecuteContext(ctx)
 	if err = errors.Join(err, a.close()); err == nil {
 		return ExitOK
@@ -85,6 +92,7 @@ type app struct {
 	cfg         Config
 	controller  string
 	credentials string
+	token       string
 	output      string
 	conn        *connection // nil until a command needs one
 }
@@ -105,7 +113,7 @@ a subscriber. Changing a plan changes every router that it reaches:
   cakefleetctl stats home-1`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
 			if err := filled(c.Flags()); err != nil {
@@ -117,13 +125,38 @@ a subscriber. Changing a plan changes every router that it reaches:
 			return nil
 		},
 	}
+	root.SetFlagErrorFunc(badFlag)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	f := root.PersistentFlags()
 	f.StringVar(&a.controller, "controller", a.env(envController, defaultController), "`host:port` of the controller's door for operators (also "+envController+")")
 	f.StringVar(&a.credentials, "credentials", a.env(envCredentials, defaultCredentials), "`file` with your certificate and key, such as operator.pem of the controller's data directory (also "+envCredentials+")")
+	// Not its default: help shows that, and a token is secret.
+	f.StringVar(&a.token, "token", "", "operator's `token` to come in with instead of a certificate; better set "+envToken+", which other users of this machine can't read")
 	f.StringVarP(&a.output, "output", "o", "table", "how to print: table or json")
 	must(root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json"}, cobra.ShellCompDirectiveNoFileComp)))
-	root.AddCommand(a.planCommand(), a.subscriberCommand(), a.routerCommand(), a.tokenCommand(), a.overrideCommand(), a.boostCommand(), a.suspendCommand(), a.resumeCommand(), a.statsCommand(), a.cakeCommand(), a.versionCommand())
+	root.AddCommand(
+		a.planCommand(),
+		a.subscriberCommand(),
+		a.routerCommand(),
+		a.tokenCommand(),
+		a.overrideCommand(),
+		a.boostCommand(),
+		a.suspendCommand(),
+		a.resumeCommand(),
+		a.scheduleCommand(),
+		a.rolloutCommand(),
+		a.statsCommand(),
+		a.topCommand(),
+		a.explainCommand(),
+		a.cakeCommand(),
+		a.doctorCommand(),
+		a.backupCommand(),
+		a.operatorCommand(),
+		a.whoamiCommand(),
+		a.auditCommand(),
+		a.undoCommand(),
+		a.versionCommand(),
+	)
 	return root
 }
 
@@ -147,7 +180,7 @@ func group(use, short string, below ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{
 		Use:   use,
 		Short: short,
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return fmt.Errorf("%s what? see %s --help", c.CommandPath(), c.CommandPath())
 		},
@@ -160,7 +193,7 @@ func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version of this program",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if a.output == "json" {
 				return a.printJSONText(fmt.Appendf(nil, `{"version":%q}`, a.cfg.Version))

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cakefleet/cakefleet/cmd/cakefleetctl/ctl"
+	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
@@ -72,6 +73,27 @@ func all(s pb.SyncState) func(*fleet, int, *pb.Router) {
 	return func(_ *fleet, _ int, r *pb.Router) { r.Session.Sync = s }
 }
 
+// measured makes the report one of the userspace data plane, on a router that
+// measures the delay.
+func measured(f *fleet) {
+	r, err := wire.ToReport(f.report.Report)
+	if err != nil {
+		panic(err)
+	}
+	for i := range 1000 {
+		r.Down.Tins[1].Sojourn.Observe(time.Duration(i) * 10 * time.Microsecond)
+	}
+	r.Probe = &plan.ProbeStats{Host: "gw.example.net", Address: "192.0.2.1"}
+	for range 100 {
+		r.Probe.Idle.Delay.Observe(12 * time.Millisecond)
+		r.Probe.Down.Delay.Observe(14 * time.Millisecond)
+	}
+	r.Probe.Up.Delay.Observe(230 * time.Millisecond)
+	r.Probe.Up.Lost, r.Probe.Both.Lost = 2, 1
+	r.WAN = &plan.LinkState{Name: "pppoe-wan", Index: 9, Up: true, Carrier: true, Speed: 1e9, MTU: 1492, Comings: 3, CarrierLosses: 1}
+	f.report.Report = wire.FromReport(&r)
+}
+
 // TestGolden runs commands against a small fleet; testdata/NAME.golden has what
 // they print. -update writes it, to be read in review.
 func TestGolden(t *testing.T) {
@@ -83,6 +105,30 @@ func TestGolden(t *testing.T) {
 		args   []string
 		change func(*fleet)
 	}{
+		{"router-pin", []string{"router", "pin"}, nil},
+		{"router-pending", []string{"router", "pending"}, nil},
+		{"router-approve", []string{"router", "approve", "01234567", "--router", "home-9", "--subscriber", "10001"}, nil},
+		{"router-approve-other", []string{"router", "approve", "01234567", "--router", "home-1"}, nil},
+		{"router-reject", []string{"router", "reject", "01234567", "--reason", "not ours"}, nil},
+		{"router-provision", []string{"router", "provision", "SN1", "--subscriber", "10001", "--label", "batch=7"}, nil},
+		{"router-provisioned", []string{"router", "provisioned"}, nil},
+		{"router-unprovision", []string{"router", "unprovision", "SN1"}, nil},
+		{"router-revoke", []string{"router", "revoke", "home-1", "--reason", "stolen"}, nil},
+		{"router-readmit", []string{"router", "readmit", "home-2"}, nil},
+		{"router-readmit-not-revoked", []string{"router", "readmit", "home-1"}, nil},
+		{"router-release", []string{"router", "release", "home-1"}, nil},
+		{"router-show-revoked", []string{"router", "show", "home-1"}, func(f *fleet) {
+			f.routers[0].Revocation = &pb.Revocation{Time: before(time.Hour), Operator: "admin", Reason: "stolen"}
+			f.routers[0].Labels, f.routers[0].Serial, f.routers[0].Fingerprint = map[string]string{"site": "north", "batch": "7"}, "SN1", someKey
+		}},
+		{"router-show-quarantined", []string{"router", "show", "home-1"}, func(f *fleet) {
+			f.routers[0].Quarantine = &pb.Quarantine{Time: before(time.Hour), Devices: []*pb.Device{
+				{Address: "192.0.2.7:40312", BootId: "0011", Model: "Archer C7 v2"}, {Address: "198.51.100.9:999", BootId: "2233", Model: "Archer C7 v2"},
+			}}
+		}},
+		{"router-list-barred", []string{"router", "list"}, func(f *fleet) {
+			f.routers[0].Quarantine, f.routers[1].Revocation = &pb.Quarantine{}, &pb.Revocation{}
+		}},
 		{"plan-set-new", []string{"plan", "set", "silver", "--down", "75mbit", "--up", "1.5mbit", "--options", "diffserv4 nat", "--down-options", "ingress"}, nil},
 		{"plan-set-new-triple-isolate", []string{"plan", "set", "silver", "--down", "75mbit", "--up", "1.5mbit", "--options", "triple-isolate nonat", "--up-options", "hosts"}, nil},
 		{"plan-set-new-without-rates", []string{"plan", "set", "silver", "--down", "75mbit"}, nil},
@@ -121,6 +167,13 @@ func TestGolden(t *testing.T) {
 		{"router-set-nobody", []string{"router", "set", "home-1", "--subscriber", ""}, nil},
 		{"router-set-wait", []string{"router", "set", "home-1", "--subscriber", "10002", "--wait"}, nil},
 		{"router-delete", []string{"router", "delete", "home-1"}, nil},
+		{"router-show-ahead", []string{"router", "show", "home-1"}, func(f *fleet) {
+			f.routers[0].Session.Sync = pb.SyncState_SYNC_STATE_AHEAD
+			f.routers[0].Reported.AppliedRevision = 140
+		}},
+		{"doctor", []string{"doctor"}, func(f *fleet) { f.admin.ahead = true }},
+		{"doctor-repair", []string{"doctor", "--repair"}, func(f *fleet) { f.admin.full = true }},
+		{"doctor-accept-restore", []string{"doctor", "--accept-restore"}, func(f *fleet) { f.admin.ahead = true }},
 		{"token-create", []string{"token", "create", "--router", "home-9", "--subscriber", "10001"}, nil},
 		{"token-list", []string{"token", "list"}, nil},
 		{"token-delete", []string{"token", "delete", "abcdefghij"}, nil},
@@ -138,9 +191,33 @@ func TestGolden(t *testing.T) {
 			}
 		}},
 		{"router-show-layers", []string{"router", "show", "home-1"}, func(f *fleet) {
-			f.routers[0].Desired.Fields = []*pb.OwnedField{{Field: "down.rate", Value: "300Mbit", Owner: "boost"}, {Field: "up.tins", Value: "besteffort", Owner: "override"}}
+			f.routers[0].Desired.Fields = []*pb.OwnedField{{Field: "down.rate", Value: "300Mbit", Owner: "boost"}, {Field: "up.rate", Value: "30Mbit", Owner: "schedule", Schedule: "evening"}, {Field: "up.tins", Value: "besteffort", Owner: "override"}}
 			f.routers[0].Desired.Changes = before(-time.Hour)
 		}},
+		{"schedule-set", []string{"schedule", "set", "evening", "--plan", "gold", "--down", "200mbit", "--window", "mon-fri 18:00-23:00", "--zone", "Europe/Berlin"}, nil},
+		{"schedule-set-dry-run", []string{"schedule", "set", "evening", "--label", "site=north", "--to-plan", "night", "--window", "mon-fri 18:00-23:00", "--zone", "Europe/Berlin", "--dry-run"}, nil},
+		{"schedule-set-again", []string{"schedule", "set", "nights", "--plan", "gold", "--up", "1mbit", "--start", "2027-01-01 02:00", "--zone", "UTC"}, nil},
+		{"schedule-show", []string{"schedule", "show", "nights"}, nil},
+		{"schedule-show-missing", []string{"schedule", "show", "none"}, nil},
+		{"schedule-list", []string{"schedule", "list"}, nil},
+		{"schedule-list-empty", []string{"schedule", "list"}, func(f *fleet) { f.schedules.none = true }},
+		{"schedule-pause", []string{"schedule", "pause", "nights"}, nil},
+		{"schedule-resume", []string{"schedule", "resume", "nights"}, nil},
+		{"schedule-delete", []string{"schedule", "delete", "nights"}, nil},
+		{"rollout-start", []string{"rollout", "start", "--plan", "gold", "--to", "rev 7", "--gate", "p99_sojourn < 1.2x control", "--gate", "nack < 1%", "--on-failure", "rollback", "--approval"}, nil},
+		{"rollout-start-file", []string{"rollout", "start", "-f", "testdata/rollout.yaml", "--dry-run"}, nil},
+		{"rollout-start-refused", []string{"rollout", "start", "x", "--site", "north", "--set", "up.wash=true"}, func(f *fleet) { f.rollouts.bad = true }},
+		{"rollout-list", []string{"rollout", "list"}, nil},
+		{"rollout-list-empty", []string{"rollout", "list"}, func(f *fleet) { f.rollouts.none = true }},
+		{"rollout-show", []string{"rollout", "show", "faster"}, nil},
+		{"rollout-watch", []string{"rollout", "watch", "faster", "--every", "100ms"}, nil},
+		{"rollout-watch-rolled-back", []string{"rollout", "watch", "faster", "--every", "100ms"}, func(f *fleet) { f.rollouts.bad = true }},
+		{"rollout-routers", []string{"rollout", "routers", "faster", "--state", "rejected"}, nil},
+		{"rollout-pause", []string{"rollout", "pause", "faster"}, nil},
+		{"rollout-rollback", []string{"rollout", "rollback", "faster"}, nil},
+		{"rollout-approve-refused", []string{"rollout", "approve", "faster"}, nil},
+		{"rollout-history", []string{"rollout", "history"}, nil},
+		{"rollout-history-one", []string{"rollout", "history", "faster"}, nil},
 		{"plan-history", []string{"plan", "history", "gold"}, nil},
 		{"plan-diff", []string{"plan", "diff", "gold@7", "gold@9"}, nil},
 		{"plan-diff-json", []string{"plan", "diff", "gold@7", "gold@9", "-o", "json"}, nil},
@@ -149,8 +226,35 @@ func TestGolden(t *testing.T) {
 		{"plan-rollback-dry-run", []string{"plan", "rollback", "gold", "--to", "7", "--dry-run"}, nil},
 		{"plan-rollback-unknown", []string{"plan", "rollback", "gold", "--to", "8"}, nil},
 		{"stats", []string{"stats", "home-1"}, nil},
+		{"stats-measured", []string{"stats", "home-1"}, measured},
+		{"stats-missing-interface", []string{"stats", "home-1"}, func(f *fleet) {
+			measured(f)
+			f.report.Report.Wan = &pb.LinkState{Name: "pppoe-wan", Comings: 1}
+			f.report.Report.Probe = &pb.ProbeStats{Host: "gw.example.net", Error: "look up gw.example.net: no such host"}
+		}},
 		{"stats-silent", []string{"stats", "home-4"}, nil},
 		{"stats-by-plan", []string{"stats", "--by", "plan"}, nil},
+		{"stats-window", []string{"stats", "--by", "site", "--last", "24h", "--histogram"}, nil},
+		{"stats-window-json", []string{"stats", "--by", "site", "--group", "north", "--last", "24h", "-o", "json"}, nil},
+		{"stats-window-direction", []string{"stats", "--by", "site", "--last", "24h", "--direction", "up"}, nil},
+		{"stats-steps", []string{"stats", "--by", "site", "--last", "1h", "--step", "10m"}, nil},
+		{"stats-csv", []string{"stats", "--by", "site", "--last", "1h", "--step", "30m", "--csv"}, nil},
+		{"stats-around", []string{"stats", "--by", "site", "--around", "11:00"}, nil},
+		{"stats-probe", []string{"stats", "--by", "site", "--last", "24h", "--probe", "--histogram"}, nil},
+		{"stats-probe-steps", []string{"stats", "--by", "site", "--last", "1h", "--step", "10m", "--probe"}, nil},
+		{"stats-probe-csv", []string{"stats", "--by", "site", "--last", "1h", "--step", "30m", "--probe", "--csv"}, nil},
+		{"stats-probe-around", []string{"stats", "--by", "site", "--around", "11:00", "--probe"}, nil},
+		{"stats-probe-nothing", []string{"stats", "--by", "model", "--last", "1h", "--probe"}, nil},
+		{"stats-window-nothing", []string{"stats", "--by", "model", "--last", "1h"}, nil},
+		{"top", []string{"top"}, nil},
+		{"top-sites", []string{"top", "sites", "--by", "saturation"}, nil},
+		{"top-csv", []string{"top", "--csv"}, nil},
+		{"top-nobody", []string{"top", "--site", "nowhere"}, nil},
+		{"explain", []string{"explain", "home-1"}, nil},
+		{"explain-json", []string{"explain", "home-1", "-o", "json"}, nil},
+		{"explain-missing", []string{"explain", "home-9"}, nil},
+		{"router-live", []string{"router", "live", "home-1"}, measured},
+		{"router-live-silent", []string{"router", "live", "home-4"}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := newFleet()
@@ -191,13 +295,29 @@ func TestRefusedWithoutController(t *testing.T) {
 		want string
 	}{
 		{[]string{"override", "set", "1"}, 2, "say what to set"},
-		{[]string{"override", "set", "1", "--down", "0"}, 2, "down.rate: rate \"0\": zero, say unlimited"},
+		{[]string{"override", "set", "1", "--down", "0"}, 2, "--down: rate \"0\": zero, say unlimited"},
 		{[]string{"override", "set", "1", "--set", "up.speed=1"}, 2, "field \"up.speed\" is unknown"},
 		{[]string{"override", "clear", "1", "rate"}, 2, "field \"rate\" is unknown"},
 		{[]string{"boost", "1", "--down", "1gbit"}, 2, "say for how long"},
 		{[]string{"boost", "1", "--for", "1h"}, 2, "say what to set"},
 		{[]string{"suspend", "1", "--policy", "Slow"}, 2, "--policy: plan name \"Slow\""},
 		{[]string{"plan", "rollback", "g"}, 2, "say which revision"},
+		{[]string{"schedule", "set", "e", "--down", "1mbit"}, 2, "say whom it is for"},
+		{[]string{"rollout", "start", "--down", "1mbit"}, 2, "say which routers"},
+		{[]string{"rollout", "start", "--plan", "g"}, 2, "say what to change"},
+		{[]string{"rollout", "start", "--plan", "g", "--to", "seven"}, 2, "--to \"seven\": must be a revision"},
+		{[]string{"rollout", "start", "--plan", "g", "--to", "7", "--up", "1mbit"}, 2, "don't go together"},
+		{[]string{"rollout", "start", "--plan", "g", "--to", "7", "--start", "2027-01-01 00:00"}, 2, "say in which time zone"},
+		{[]string{"rollout", "start", "-f", "/nonexistent.yaml"}, 1, "/nonexistent.yaml"},
+		{[]string{"rollout", "start", "-f", "testdata/rollout-unknown.yaml"}, 1, `rollout-unknown.yaml: soakk: unknown field "soakk"`},
+		{[]string{"rollout", "start", "-f", "testdata/rollout-wrong.yaml"}, 1, "rollout-wrong.yaml: waves: "},
+		{[]string{"rollout", "watch", "x", "--every", "1ms"}, 2, "--every 1ms"},
+		{[]string{"schedule", "set", "e", "--plan", "g", "--subscriber", "1", "--down", "1mbit"}, 2, "say whom it is for"},
+		{[]string{"schedule", "set", "e", "--label", "site"}, 2, "--label \"site\": must be NAME=VALUE"},
+		{[]string{"schedule", "set", "e", "--plan", "g"}, 2, "say what to change"},
+		{[]string{"schedule", "set", "e", "--plan", "g", "--to-plan", "h", "--up", "1mbit"}, 2, "make two schedules"},
+		{[]string{"schedule", "set", "e", "--plan", "g", "--up", "1mbit"}, 2, "say in which time zone"},
+		{[]string{"schedule", "set", "e", "--plan", "g", "--up", "1mbit", "--zone", "UTC"}, 2, "say when"},
 		{[]string{"subscriber", "import", "x.csv", "--mass-change", "0"}, 2, "--mass-change 0"},
 		{[]string{"plan", "set", "g", "--down", "0", "--up", "1mbit"}, 2, "--down: rate \"0\": zero, say unlimited"},
 		{[]string{"plan", "set", "g", "--down", "-5mbit", "--up", "1mbit"}, 2, "--down: rate \"-5mbit\":"},
@@ -229,8 +349,20 @@ func TestRefusedWithoutController(t *testing.T) {
 		{[]string{"router", "set", "r"}, 2, "subscriber"},
 		{[]string{"token", "create"}, 2, "router"},
 		{[]string{"token", "create", "--router", "r", "--ttl", "-1h"}, 2, "--ttl -1h0m0s"},
-		{[]string{"stats"}, 2, "say one router, or --by plan"},
-		{[]string{"stats", "--by", "moon"}, 2, "--by \"moon\": must be plan"},
+		{[]string{"stats"}, 2, "say one router, or --by GROUP"},
+		{[]string{"stats", "home-1", "--by", "plan"}, 2, "say one router, or --by GROUP"},
+		{[]string{"stats", "home-1", "--last", "1h"}, 2, "flags about the past are for groups"},
+		{[]string{"stats", "--by", "plan", "--last", "-1h"}, 2, "--last -1h0m0s"},
+		{[]string{"stats", "--by", "plan", "--from", "yesterday"}, 2, "--from \"yesterday\": must be a time such as"},
+		{[]string{"stats", "--by", "plan", "--from", "2026-11-30T11:00", "--to", "2026-11-30T10:00"}, 2, "before it begins"},
+		{[]string{"stats", "--by", "plan", "--around", "2027-01-01"}, 2, "is not in the past"},
+		{[]string{"stats", "--by", "plan", "--around", "11:00", "--csv"}, 2, "around csv"},
+		{[]string{"stats", "--by", "plan", "--probe", "--tins"}, 2, "probe tins"},
+		{[]string{"stats", "--by", "plan", "--direction", "left"}, 2, "must be down or up"},
+		{[]string{"top", "--by", "luck"}, 2, "--by \"luck\": must be delay, drops or saturation"},
+		{[]string{"top", "-n", "0"}, 2, "-n 0: must be 1 to 1000"},
+		{[]string{"explain"}, 2, "need ROUTER"},
+		{[]string{"router", "live"}, 2, "need ROUTER"},
 		{[]string{"cake"}, 2, "arg"},
 		{[]string{"cake", "bandwidth 100mbit diffserv9"}, 1, "diffserv9"},
 		{[]string{"subscriber", "import", "/nonexistent.csv"}, 1, "/nonexistent.csv"},
@@ -342,6 +474,44 @@ func TestImport(t *testing.T) {
 }
 
 // Somebody else changes the plan between the look and the change.
+// A file of serials with a line of each fault: the others are announced.
+func TestProvisionFile(t *testing.T) {
+	for name, c := range map[string]struct {
+		text string
+		code int
+		want string   // in what is printed
+		rows []string // serial/router/subscriber/labels
+	}{
+		"comma":                {"serial,router,subscriber,site\nSN1,home-1,10001,north\nSN2,,,\n", 0, "2 routers announced", []string{"SN1/home-1/10001/1", "SN2///0"}},
+		"semicolon, BOM, CRLF": {"\ufeffSubscriber;SERIAL\r\n10001; SN1\r\n", 0, "1 router announced", []string{"SN1//10001/0"}},
+		"bad lines":            {"serial,subscriber\nSN1,nobody\nSN2\nSN3,10001\nSN3,10002\n", 1, "line 2: serial SN1: subscriber nobody", []string{"SN3//10001/0"}},
+		"no serial":            {"router,subscriber\nhome-1,10001\n", 1, "no column is named serial", nil},
+		"twice":                {"serial,serial\nx,y\n", 1, "two columns are named serial", nil},
+		"empty":                {"", 1, "is empty", nil},
+		"quote":                {"serial\n\"SN1\n", 1, "line 2", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet()
+			address, credentials := f.serve(t)
+			path := filepath.Join(t.TempDir(), "serials.csv")
+			if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r := run(t, nil, "--controller", address, "--credentials", credentials, "router", "provision", "--file", path)
+			if r.code != c.code || !strings.Contains(r.stdout+r.stderr, c.want) {
+				t.Errorf("%+v", r)
+			}
+			var rows []string
+			for _, x := range f.announced {
+				rows = append(rows, fmt.Sprintf("%s/%s/%s/%d", x.Serial, x.RouterId, x.Subscriber, len(x.Labels)))
+			}
+			if d := cmp.Diff(c.rows, rows); d != "" {
+				t.Errorf("announced (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
 func TestConcurrentChange(t *testing.T) {
 	f := newFleet()
 	address, creds := f.serve(t)

@@ -43,6 +43,7 @@ type fleet struct {
 	pb.UnimplementedRouterServiceServer
 	pb.UnimplementedTelemetryServiceServer
 	pb.UnimplementedTokenServiceServer
+	pb.UnimplementedJoinServiceServer
 
 	mu          sync.Mutex
 	revision    int64
@@ -56,6 +57,11 @@ type fleet struct {
 	csv         []byte
 	importing   *pb.ImportSubscribersResponse
 	report      *pb.GetRouterStatsResponse
+	schedules   schedules
+	rollouts    rollouts
+	admin       admin
+	approved    *pb.ApproveRequest
+	announced   []*pb.ProvisionedRouter
 }
 
 func (f *fleet) GetPlan(_ context.Context, r *pb.GetPlanRequest) (*pb.GetPlanResponse, error) {
@@ -354,6 +360,10 @@ func (f *fleet) serve(t *testing.T) (address, credentialsFile string) {
 	pb.RegisterRouterServiceServer(s, f)
 	pb.RegisterTelemetryServiceServer(s, f)
 	pb.RegisterTokenServiceServer(s, f)
+	pb.RegisterScheduleServiceServer(s, &f.schedules)
+	pb.RegisterRolloutServiceServer(s, &f.rollouts)
+	pb.RegisterAdminServiceServer(s, &f.admin)
+	pb.RegisterJoinServiceServer(s, f)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
 	t.Cleanup(func() { s.Stop(); <-done })

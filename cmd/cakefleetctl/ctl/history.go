@@ -145,7 +145,7 @@ func (a *app) planAt(ctx context.Context, arg string) (plan.Plan, error) {
 
 func (a *app) planRollback() *cobra.Command {
 	var to int64
-	var dryRun bool
+	var dryRun, overtake bool
 	var wait waitFlags
 	c := &cobra.Command{
 		Use:               "rollback NAME --to REVISION [--dry-run]",
@@ -162,7 +162,7 @@ func (a *app) planRollback() *cobra.Command {
 				return err
 			}
 			began := time.Now()
-			resp, err := call(c.Context(), a, conn.plans.RollbackPlan, &pb.RollbackPlanRequest{Name: args[0], ToRevision: to, ValidateOnly: dryRun})
+			resp, err := call(c.Context(), a, conn.plans.RollbackPlan, &pb.RollbackPlanRequest{Name: args[0], ToRevision: to, ValidateOnly: dryRun, OvertakeRollout: overtake})
 			if err != nil {
 				return err
 			}
@@ -187,6 +187,7 @@ func (a *app) planRollback() *cobra.Command {
 	}
 	c.Flags().Int64Var(&to, "to", 0, "`revision` to go back to")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only tell what would change")
+	c.Flags().BoolVar(&overtake, "overtake-rollout", false, "also if a rollout changes the plan: it ends, and all routers get this at once")
 	wait.add(c.Flags(), false)
 	return c
 }

@@ -35,9 +35,15 @@ func (s *settingFlags) add(f *pflag.FlagSet) {
 func (s *settingFlags) words() (map[string]string, error) {
 	words := map[string]string{}
 	for name, value := range map[string]string{"down.rate": s.down, "up.rate": s.up} {
-		if value != "" {
-			words[name] = value
+		if value == "" {
+			continue
 		}
+		// As strictly as plan set reads it.
+		rate, err := parseRate(value)
+		if err != nil {
+			return nil, fmt.Errorf("--%s: %w", strings.TrimSuffix(name, ".rate"), err)
+		}
+		words[name] = exact(rate)
 	}
 	for _, f := range s.fields {
 		name, value, ok := strings.Cut(f, "=")

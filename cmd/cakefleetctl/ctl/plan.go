@@ -27,7 +27,7 @@ func (a *app) planCommand() *cobra.Command {
 type planFlags struct {
 	down, up               string
 	both, downOnly, upOnly string
-	dryRun                 bool
+	dryRun, overtake       bool
 	wait                   waitFlags
 }
 
@@ -59,6 +59,7 @@ are the words of tc-cake(8): ` + engine.KeywordSyntax,
 	s.StringVar(&f.downOnly, "down-options", "", "CAKE `words` for the download")
 	s.StringVar(&f.upOnly, "up-options", "", "CAKE `words` for the upload")
 	s.BoolVar(&f.dryRun, "dry-run", false, "only tell what would change")
+	s.BoolVar(&f.overtake, "overtake-rollout", false, "also if a rollout changes the plan: it ends, and all routers get this at once")
 	f.wait.add(s, true)
 	return c
 }
@@ -144,7 +145,7 @@ func (a *app) setPlan(ctx context.Context, name string, f planFlags) error {
 	resp, err := call(ctx, a, conn.plans.UpdatePlan, &pb.UpdatePlanRequest{
 		Plan:         wire.FromPlan(wanted),
 		AllowMissing: before == nil,
-		ValidateOnly: f.dryRun,
+		ValidateOnly: f.dryRun, OvertakeRollout: f.overtake,
 	})
 	if err != nil {
 		return err
@@ -237,7 +238,7 @@ func (a *app) planList() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "Show all plans",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			all, err := a.listPlans(c.Context())
 			if err != nil {

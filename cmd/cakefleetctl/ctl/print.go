@@ -1,9 +1,12 @@
 package ctl
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -19,11 +22,15 @@ import (
 // printJSON prints a message as JSON with the protocol's names. 64-bit numbers
 // are strings there, as JSON numbers can't hold them.
 func (a *app) printJSON(m proto.Message) error {
-	b, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	b, err := marshal(m)
 	if err != nil {
 		return failure{err}
 	}
 	return a.printJSONText(b)
+}
+
+func marshal(m proto.Message) ([]byte, error) {
+	return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 }
 
 // printJSONText indents what protojson deliberately prints with changing
@@ -37,6 +44,46 @@ func (a *app) printJSONText(b []byte) error {
 		return failure{err}
 	}
 	fmt.Fprintln(a.cfg.Stdout, out.String())
+	return nil
+}
+
+// printJSONList prints what a list call answers, as printJSON does, while it
+// comes: however long the list is, it is never in memory.
+func printJSONList[M proto.Message](a *app, field string, all iter.Seq2[M, error]) error {
+	out := bufio.NewWriter(a.cfg.Stdout)
+	options := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}
+	fmt.Fprintf(out, "{\n  %q: [", field)
+	var indented, compact bytes.Buffer
+	n := 0
+	for m, err := range all {
+		if err != nil {
+			return errors.Join(err, out.Flush())
+		}
+		b, err := options.Marshal(m)
+		if err != nil {
+			return failure{err}
+		}
+		indented.Reset()
+		compact.Reset()
+		// protojson's blanks change from build to build.
+		if err := json.Compact(&compact, b); err != nil {
+			return failure{err}
+		}
+		if err := json.Indent(&indented, compact.Bytes(), "    ", "  "); err != nil {
+			return failure{err}
+		}
+		if n++; n > 1 {
+			fmt.Fprint(out, ",")
+		}
+		fmt.Fprintf(out, "\n    %s", indented.Bytes())
+	}
+	if n > 0 {
+		fmt.Fprint(out, "\n  ")
+	}
+	fmt.Fprint(out, "],\n  \"next_page_token\": \"\"\n}\n")
+	if err := out.Flush(); err != nil {
+		return failure{err}
+	}
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cakefleet/cakefleet/engine"
@@ -18,7 +19,10 @@ import (
 
 func (a *app) routerCommand() *cobra.Command {
 	return group("router", "Show routers and what each of them runs",
-		a.routerList(), a.routerShow(), a.routerSet(), a.routerDelete())
+		a.routerList(), a.routerShow(), a.routerLive(), a.routerSet(), a.routerDelete(),
+		a.routerPin(), a.routerPending(), a.routerApprove(), a.routerReject(),
+		a.routerProvision(), a.routerProvisioned(), a.routerUnprovision(),
+		a.routerRevoke(), a.routerReadmit(), a.routerRelease())
 }
 
 // syncWords are how operators say the states.
@@ -30,9 +34,16 @@ var syncWords = map[pb.SyncState]string{
 	pb.SyncState_SYNC_STATE_CLAMPED:     "clamped",
 	pb.SyncState_SYNC_STATE_REJECTED:    "rejected",
 	pb.SyncState_SYNC_STATE_OFFLINE:     "offline",
+	pb.SyncState_SYNC_STATE_AHEAD:       "ahead",
 }
 
 func stateOf(r *pb.Router) string {
+	switch {
+	case r.GetRevocation() != nil:
+		return "revoked"
+	case r.GetQuarantine() != nil:
+		return "quarantined"
+	}
 	if w, ok := syncWords[r.GetSession().GetSync()]; ok {
 		return w
 	}
@@ -41,6 +52,9 @@ func stateOf(r *pb.Router) string {
 
 // why says why a router does not run what it should; empty if it does.
 func (a *app) why(r *pb.Router) string {
+	if barred := a.barred(r); barred != "" {
+		return barred
+	}
 	rep := r.GetReported()
 	switch r.GetSession().GetSync() {
 	case pb.SyncState_SYNC_STATE_IN_SYNC:
@@ -71,6 +85,8 @@ func (a *app) why(r *pb.Router) string {
 			}
 		}
 		return "pending: sent and not answered yet"
+	case pb.SyncState_SYNC_STATE_AHEAD:
+		return fmt.Sprintf("ahead: runs revision %d, which the store does not know as it was restored from an older backup; nothing is sent until cakefleetctl doctor --accept-restore", rep.GetAppliedRevision())
 	case pb.SyncState_SYNC_STATE_NONE:
 		return "unshaped: " + r.GetDesired().GetReason()
 	default:
@@ -90,9 +106,17 @@ func (a *app) listRouters(ctx context.Context, req *pb.ListRoutersRequest) ([]*p
 			return nil, err
 		}
 		all = append(all, resp.GetRouters()...)
+		a.silent(resp.GetSilentControllers())
 		if req.PageToken = resp.GetNextPageToken(); req.PageToken == "" {
 			return all, nil
 		}
+	}
+}
+
+// silent tells which controllers did not answer the one that was asked.
+func (a *app) silent(ids []string) {
+	for _, id := range ids {
+		a.note("controller %s does not answer: routers that are connected to it look as if they were offline", id)
 	}
 }
 
@@ -101,7 +125,7 @@ func (a *app) routerList() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list [--plan NAME] [--state STATE]",
 		Short: "Show all routers",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			req := &pb.ListRoutersRequest{Plan: plan}
 			if state != "" {
@@ -112,11 +136,14 @@ func (a *app) routerList() *cobra.Command {
 					}
 				}
 				if !known || req.Sync == pb.SyncState_SYNC_STATE_UNSPECIFIED {
-					return fmt.Errorf("--state %q: must be in-sync, pending, clamped, rejected, offline or unshaped", state)
+					return fmt.Errorf("--state %q: must be in-sync, pending, clamped, rejected, offline, ahead or unshaped", state)
 				}
 			}
 			all, err := a.listRouters(c.Context(), req)
 			if err != nil {
+				return err
+			}
+			if err := a.planExists(c.Context(), plan, len(all)); err != nil {
 				return err
 			}
 			if a.output == "json" {
@@ -138,10 +165,27 @@ func (a *app) routerList() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&plan, "plan", "", "only those whose subscriber has this `plan`")
-	c.Flags().StringVar(&state, "state", "", "only those in this `state`: in-sync, pending, clamped, rejected, offline, unshaped")
+	c.Flags().StringVar(&state, "state", "", "only those in this `state`: in-sync, pending, clamped, rejected, offline, ahead, unshaped")
 	must(c.RegisterFlagCompletionFunc("plan", a.completeFlag(planNames)))
-	must(c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{"in-sync", "pending", "clamped", "rejected", "offline", "unshaped"}, cobra.ShellCompDirectiveNoFileComp)))
+	must(c.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{"in-sync", "pending", "clamped", "rejected", "offline", "ahead", "unshaped"}, cobra.ShellCompDirectiveNoFileComp)))
 	return c
+}
+
+// planExists returns an error if nothing was found for a plan because there is
+// none of that name.
+func (a *app) planExists(ctx context.Context, name string, found int) error {
+	if name == "" || found > 0 {
+		return nil
+	}
+	conn, err := a.connect()
+	if err != nil {
+		return err
+	}
+	_, err = call(ctx, a, conn.plans.GetPlan, &pb.GetPlanRequest{Name: name})
+	if isCode(err, codes.NotFound) {
+		return failure{fmt.Errorf("%w: see cakefleetctl plan list", err)}
+	}
+	return err
 }
 
 // effectiveRates returns what was read back from a router's data plane.
@@ -177,6 +221,7 @@ func (a *app) routerShow() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			a.silent(resp.GetSilentControllers())
 			if a.output == "json" {
 				return a.printJSON(resp.GetRouter())
 			}
@@ -196,13 +241,25 @@ func (a *app) showRouter(r *pb.Router, lastChange string) error {
 		}
 	}
 	t.row("serves", subscriber)
+	if l := labelsOf(r.GetLabels()); l != "" {
+		t.row("labels", l)
+	}
+	if r.GetSerial() != "" {
+		t.row("serial", r.GetSerial())
+	}
+	if r.GetFingerprint() != "" {
+		t.row("key", r.GetFingerprint())
+	}
 	state := stateOf(r)
 	if why := a.why(r); why != "" {
 		state = why
 	}
 	t.row("state", state)
+	for _, d := range r.GetQuarantine().GetDevices() {
+		t.row("device", fmt.Sprintf("%s, boot %s, %s", d.GetAddress(), d.GetBootId(), d.GetModel()))
+	}
 	for _, f := range des.GetFields() {
-		t.row(f.GetField(), fmt.Sprintf("%s, by %s", f.GetValue(), f.GetOwner()))
+		t.row(f.GetField(), strings.TrimSpace(fmt.Sprintf("%s, by %s %s", f.GetValue(), f.GetOwner(), f.GetSchedule()+f.GetRollout())))
 	}
 	if c := des.GetChanges(); c != nil {
 		t.row("changes", c.AsTime().Format(time.RFC3339)+" by itself")

@@ -155,29 +155,44 @@ func (a *app) subscriberList() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list [--plan NAME]",
 		Short: "Show all subscribers",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := a.connect()
 			if err != nil {
 				return err
 			}
-			var all []*pb.Subscriber
-			for req := (&pb.ListSubscribersRequest{Plan: name}); ; {
-				resp, err := call(c.Context(), a, conn.subscribers.ListSubscribers, req)
-				if err != nil {
-					return err
-				}
-				all = append(all, resp.GetSubscribers()...)
-				if req.PageToken = resp.GetNextPageToken(); req.PageToken == "" {
-					break
+			// Page by page: a fleet may have a million.
+			all := func(yield func(*pb.Subscriber, error) bool) {
+				for req := (&pb.ListSubscribersRequest{Plan: name, PageSize: 5000}); ; {
+					resp, err := call(c.Context(), a, conn.subscribers.ListSubscribers, req)
+					if err != nil {
+						yield(nil, err)
+						return
+					}
+					for _, s := range resp.GetSubscribers() {
+						if !yield(s, nil) {
+							return
+						}
+					}
+					if req.PageToken = resp.GetNextPageToken(); req.PageToken == "" {
+						return
+					}
 				}
 			}
 			if a.output == "json" {
-				return a.printJSON(&pb.ListSubscribersResponse{Subscribers: all})
+				return printJSONList(a, "subscribers", all)
 			}
 			t := a.table("SUBSCRIBER", "PLAN", "ROUTERS", "LABELS", "CHANGED")
-			for _, s := range all {
+			n := 0
+			for s, err := range all {
+				if err != nil {
+					return err
+				}
+				n++
 				t.row(s.GetId(), s.GetPlan(), strings.Join(s.GetRouters(), ","), labelText(s.GetLabels()), a.ago(s.GetUpdateTime()))
+			}
+			if err := a.planExists(c.Context(), name, n); err != nil {
+				return err
 			}
 			return t.end(a, "no subscribers: make one with cakefleetctl subscriber set ID --plan NAME, or import a CSV file")
 		},
@@ -314,7 +329,10 @@ func (a *app) tellImport(path string, resp *pb.ImportSubscribersResponse, dryRun
 	out := a.cfg.Stdout
 	if bad := resp.GetErrors(); len(bad) > 0 {
 		for _, e := range bad {
-			where := fmt.Sprintf("%s:%d", path, e.GetLine())
+			where := path
+			if e.GetLine() > 0 { // 0: the file as a whole
+				where += fmt.Sprintf(":%d", e.GetLine())
+			}
 			if e.GetColumn() != "" {
 				where += ": " + e.GetColumn()
 			}

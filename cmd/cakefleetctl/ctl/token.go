@@ -17,20 +17,25 @@ func (a *app) tokenCommand() *cobra.Command {
 
 func (a *app) tokenCreate() *cobra.Command {
 	var router, subscriber string
+	var labels []string
 	var ttl time.Duration
 	c := &cobra.Command{
-		Use:   "create --router ID [--subscriber ID] [--ttl 24h]",
+		Use:   "create --router ID [--subscriber ID] [--label KEY=VALUE]... [--ttl 24h]",
 		Short: "Make a join token for one router; it is shown once and can be used once",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if ttl <= 0 {
 				return fmt.Errorf("--ttl %v: must be positive", ttl)
+			}
+			labelled, err := parseLabels(labels)
+			if err != nil {
+				return err
 			}
 			conn, err := a.connect()
 			if err != nil {
 				return err
 			}
-			resp, err := call(c.Context(), a, conn.tokens.CreateToken, &pb.CreateTokenRequest{RouterId: router, Subscriber: subscriber, Ttl: durationpb.New(ttl)})
+			resp, err := call(c.Context(), a, conn.tokens.CreateToken, &pb.CreateTokenRequest{RouterId: router, Subscriber: subscriber, Labels: labelled, Ttl: durationpb.New(ttl)})
 			if err != nil {
 				return err
 			}
@@ -44,6 +49,7 @@ func (a *app) tokenCreate() *cobra.Command {
 	}
 	c.Flags().StringVar(&router, "router", "", "`id` that the router gets")
 	c.Flags().StringVar(&subscriber, "subscriber", "", "`subscriber` that it will serve")
+	c.Flags().StringArrayVar(&labels, "label", nil, "free `key=value` of the router, such as batch=7; may be repeated")
 	c.Flags().DurationVar(&ttl, "ttl", 24*time.Hour, "how `long` it can be used, at most 720h")
 	must(c.MarkFlagRequired("router"))
 	must(c.RegisterFlagCompletionFunc("subscriber", a.completeFlag(subscriberIDs)))
@@ -54,7 +60,7 @@ func (a *app) tokenList() *cobra.Command {
 	return &cobra.Command{
 		Use:   "list",
 		Short: "Show tokens that can still be used",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			conn, err := a.connect()
 			if err != nil {
