@@ -12,7 +12,9 @@ import (
 type chart struct {
 	title, subtitle string
 	seconds         float64  // length of the time axis
+	width           float64  // of a panel; 0: panelWidth
 	marks           []mark   // moments, drawn through all panels
+	spans           []span   // stretches of time, shaded in all panels
 	legend          []style  // one entry for each kind of line
 	rows            []row    // panels of a row share an axis
 	columns         []string // headings
@@ -22,6 +24,12 @@ type chart struct {
 type mark struct {
 	at    float64 // seconds
 	label string
+}
+
+// span is a stretch of time.
+type span struct {
+	from, to float64 // seconds
+	label    string
 }
 
 // style is how the lines of one kind look.
@@ -60,7 +68,7 @@ const (
 // write draws the chart as SVG.
 func (c *chart) write(w io.Writer) error {
 	var b strings.Builder
-	width := left + float64(len(c.columns))*(panelWidth+gapX) - gapX + right
+	width := left + float64(len(c.columns))*(c.panel()+gapX) - gapX + right
 	height := top + float64(len(c.rows))*(panelHeight+gapY) - gapY + bottom
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" font-family="sans-serif" font-size="12">`+"\n", width, height, width, height)
 	fmt.Fprintf(&b, `<rect width="%.0f" height="%.0f" fill="#fff"/>`+"\n", width, height)
@@ -68,7 +76,7 @@ func (c *chart) write(w io.Writer) error {
 	text(&b, left, 48, "start", `fill="#555"`, c.subtitle)
 	c.drawLegend(&b)
 	for i, heading := range c.columns {
-		text(&b, c.panelX(i)+panelWidth/2, top-24, "middle", `font-weight="bold"`, heading)
+		text(&b, c.panelX(i)+c.panel()/2, top-24, "middle", `font-weight="bold"`, heading)
 	}
 	for r := range c.rows {
 		for col := range c.columns {
@@ -77,14 +85,22 @@ func (c *chart) write(w io.Writer) error {
 	}
 	bottomAxis := top + float64(len(c.rows))*(panelHeight+gapY) - gapY
 	for i := range c.columns {
-		text(&b, c.panelX(i)+panelWidth/2, bottomAxis+38, "middle", "", "time (s)")
+		text(&b, c.panelX(i)+c.panel()/2, bottomAxis+38, "middle", "", "time (s)")
 	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-func (c *chart) panelX(col int) float64 { return left + float64(col)*(panelWidth+gapX) }
+// panel returns the width of a panel.
+func (c *chart) panel() float64 {
+	if c.width > 0 {
+		return c.width
+	}
+	return panelWidth
+}
+
+func (c *chart) panelX(col int) float64 { return left + float64(col)*(c.panel()+gapX) }
 
 func (c *chart) drawLegend(b *strings.Builder) {
 	x := left
@@ -98,11 +114,17 @@ func (c *chart) drawLegend(b *strings.Builder) {
 func (c *chart) drawPanel(b *strings.Builder, r, col int) {
 	row := c.rows[r]
 	x0, y0 := c.panelX(col), top+float64(r)*(panelHeight+gapY)
-	xAt := func(s float64) float64 { return x0 + s/c.seconds*panelWidth }
+	xAt := func(s float64) float64 { return x0 + s/c.seconds*c.panel() }
 	yAt := func(v float64) float64 { return y0 + panelHeight*(1-row.fraction(v)) }
 
+	for _, p := range c.spans {
+		fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="#f4f6f8"/>`+"\n", xAt(p.from), y0, xAt(p.to)-xAt(p.from), panelHeight)
+		if r == 0 {
+			text(b, xAt(p.from), y0-24, "start", `font-weight="bold"`, p.label)
+		}
+	}
 	for _, v := range row.ticks {
-		fmt.Fprintf(b, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="#e4e4e4"/>`+"\n", x0, yAt(v), x0+panelWidth, yAt(v))
+		fmt.Fprintf(b, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="#e4e4e4"/>`+"\n", x0, yAt(v), x0+c.panel(), yAt(v))
 		if col == 0 {
 			text(b, x0-7, yAt(v)+4, "end", `fill="#333"`, fmt.Sprintf("%g", v))
 		}
@@ -122,7 +144,7 @@ func (c *chart) drawPanel(b *strings.Builder, r, col int) {
 	for _, l := range row.panels[col] {
 		fmt.Fprintf(b, `<path fill="none" %s d="%s"/>`+"\n", stroke(c.legend[l.style]), path(l, xAt, yAt))
 	}
-	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="none" stroke="#888"/>`+"\n", x0, y0, panelWidth, panelHeight)
+	fmt.Fprintf(b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="none" stroke="#888"/>`+"\n", x0, y0, c.panel(), panelHeight)
 	if col == 0 {
 		fmt.Fprintf(b, `<g transform="translate(%.1f %.1f) rotate(-90)">`, x0-48, y0+panelHeight/2)
 		text(b, 0, 0, "middle", "", row.axis)

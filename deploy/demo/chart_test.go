@@ -14,7 +14,7 @@ import (
 func TestChart(t *testing.T) {
 	c := chart{
 		title: "a < b & c", seconds: 60, columns: []string{"one", "two"},
-		marks:  []mark{{30, "changed"}},
+		marks: []mark{{30, "changed"}}, spans: []span{{10, 20, "a while"}},
 		legend: []style{{name: "down", color: "#123456", width: 2}},
 		rows: []row{
 			{axis: "rate (Mbit/s)", ticks: []float64{0, 50, 100}, panels: [][]line{
@@ -28,7 +28,7 @@ func TestChart(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := xml.NewDecoder(strings.NewReader(b.String()))
-	texts := map[string]bool{}
+	texts := map[string]int{}
 	for {
 		token, err := d.Token()
 		if errors.Is(err, io.EOF) {
@@ -38,13 +38,16 @@ func TestChart(t *testing.T) {
 			t.Fatalf("not XML: %v\n%s", err, b.String())
 		}
 		if s, ok := token.(xml.CharData); ok {
-			texts[string(s)] = true
+			texts[string(s)]++
 		}
 	}
-	for _, want := range []string{"a < b & c", "one", "two", "changed", "down", "rate (Mbit/s)", "latency (ms)", "time (s)", "100", "60"} {
-		if !texts[want] {
+	for _, want := range []string{"a < b & c", "one", "two", "changed", "a while", "down", "rate (Mbit/s)", "latency (ms)", "time (s)", "100", "60"} {
+		if texts[want] == 0 {
 			t.Errorf("text %q is missing", want)
 		}
+	}
+	if texts["changed"] != 2 || texts["a while"] != 2 {
+		t.Errorf("%d marks and %d spans in two panels of the top row", texts["changed"], texts["a while"])
 	}
 	// From the bottom left over the middle; the gap, then the top right edge.
 	if want := `d="M74.0 312.0L239.0 122.0M404.0 122.0"`; !strings.Contains(b.String(), want) {

@@ -1,7 +1,8 @@
 // Command demo is `make demo`: a provider with a controller and three homes on
 // this machine, real packets, and a plan that is changed in one place while
 // they flow. It measures what every router does, draws it, and succeeds only
-// if what it shows holds.
+// if what it shows holds. With --rollout it is `make demo ROLLOUT=1`: twelve
+// homes, whose plan is changed in stages, well and badly.
 package main
 
 import (
@@ -33,6 +34,7 @@ func main() {
 func run() int {
 	bin := flag.String("bin", "bin", "folder with the three programs")
 	svg := flag.String("svg", "out/demo.svg", "where the picture goes")
+	staged := flag.Bool("rollout", false, "show rollouts on twelve routers instead")
 	keep := flag.Bool("keep", false, "leave the fleet running")
 	end := flag.Bool("end", false, "end a fleet that was left running")
 	flag.Parse()
@@ -68,7 +70,11 @@ func run() int {
 		return 0
 	}
 
-	err = demo(ctx, options{bin: *bin, svg: *svg, keep: *keep})
+	play := demo
+	if *staged {
+		play = rolloutDemo
+	}
+	err = play(ctx, options{bin: *bin, svg: *svg, keep: *keep})
 	switch {
 	case err == nil:
 		return 0

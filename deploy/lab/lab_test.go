@@ -5,6 +5,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -65,7 +66,8 @@ func result(down, up, idle float64) *row.Result {
 }
 
 func TestHeld(t *testing.T) {
-	o, free := order(row.Cake), order(row.None)
+	o, free, down := order(row.Cake), order(row.None), order(row.Cake)
+	down.UpFlows = 0
 	for _, c := range []struct {
 		order    row.Order
 		down, up float64
@@ -77,6 +79,8 @@ func TestHeld(t *testing.T) {
 		{o, 115, 11.39, false},
 		{free, 115, 12, false}, // nothing shapes: what is offered has to come through
 		{free, 126, 13.1, true},
+		{down, 115, 4, true}, // acknowledgements only
+		{down, 109, 4, false},
 	} {
 		if got := held(&c.order, result(c.down, c.up, 10)); got != c.want {
 			t.Errorf("%s %g/%g: got %v", c.order.Shaper, c.down, c.up, got)
@@ -90,10 +94,19 @@ func TestJudge(t *testing.T) {
 	}
 	cake, userspace := result(115, 12, 40), result(115, 12, 6)
 	kept := []*line{make1(row.Cake, 500, cake), make1(row.Kernel, 500, result(115, 12, 38.5)), make1(row.Userspace, 500, userspace)}
+	idle := func(rss uint64, cpu time.Duration) *line {
+		o := order(row.Userspace)
+		o.Kind = "idle"
+		return &line{name: "agent userspace idle", mips: 500, order: o, result: &row.Result{Window: time.Minute, AgentRSS: rss, Agent: cpu, AgentSwitches: 120, Reports: 6}}
+	}
+	kept = append(kept, idle(14_000_000, 599*time.Millisecond))
 	var out strings.Builder
-	if err := judge(&out, kept); err != nil || strings.Count(out.String(), "kept") != 4 {
+	if err := judge(&out, kept); err != nil || strings.Count(out.String(), "kept") != 8 {
 		t.Errorf("error %v, said:\n%s", err, out.String())
 	}
+	restless, alone := idle(10_000_000, 0), idle(10_000_000, 0)
+	restless.result.AgentSwitches = 121
+	alone.result.Reports = 4
 	slow := result(115, 12, 30)
 	slow.Ping99 = 26 * time.Millisecond
 	for name, missed := range map[string][]*line{
@@ -101,11 +114,38 @@ func TestJudge(t *testing.T) {
 		"no idle":     {make1(row.Userspace, 500, result(115, 12, 4.9))},
 		"not held":    {make1(row.Userspace, 500, result(100, 12, 30))},
 		"late":        {make1(row.Userspace, 500, slow)},
+		"fat":         {idle(14_000_001, 0)},
+		"awake":       {idle(10_000_000, 600*time.Millisecond)},
+		"woken":       {restless},
+		"alone":       {alone},
 		"restless":    {{name: "runtime monitor", mips: 500, order: row.Order{Kind: "monitor"}, result: &row.Result{MonitorWakes: [2]float64{15000, 14000}}}},
 	} {
 		if err := judge(io.Discard, missed); !errors.Is(err, errMissed) {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+}
+
+// TestRest boots a machine and wants an agent without traffic to rest.
+func TestRest(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped: it takes minutes")
+	}
+	kernel := os.Getenv("CAKEFLEET_LAB_KERNEL")
+	if kernel == "" {
+		t.Skip("skipped: CAKEFLEET_LAB_KERNEL names no kernel for the lab's machines")
+	}
+	if _, err := exec.LookPath(qemuProgram); err != nil {
+		t.Skip("skipped: " + qemuProgram + " is not installed")
+	}
+	t.Chdir("../..") // programs are built as "make lab" does
+	for _, kind := range []string{"userspace", "kernel"} {
+		t.Run(kind, func(t *testing.T) {
+			o := options{only: "^agent " + kind + " idle", out: t.TempDir(), kernel: kernel, jobs: 1}
+			if err := run(t.Context(), o); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -21,8 +21,8 @@ func printLine(w io.Writer, l *line) {
 	case l.err != nil:
 		fmt.Fprintf(w, "%-22s %5d %v\n", l.name, l.mips, l.err)
 	case l.order.Kind == "idle":
-		fmt.Fprintf(w, "%-22s %5d without traffic: %.1f MB resident, %.2f %% CPU, its threads woken %.1f times a second\n",
-			l.name, l.mips, float64(r.AgentRSS)/1e6, percentOf(r, r.Agent), float64(r.AgentSwitches)/r.Window.Seconds())
+		fmt.Fprintf(w, "%-22s %5d without traffic: %.1f MB resident, %.2f %% CPU, its threads woken %.2f times a second, %d reports in %.0f s\n",
+			l.name, l.mips, float64(r.AgentRSS)/1e6, percentOf(r, r.Agent), wakes(r), r.Reports, r.Window.Seconds())
 	case l.order.Kind == "monitor":
 		fmt.Fprintf(w, "%-22s %5d wakes %.0f times a second while a goroutine runs, %.0f without the mend of runtime.usleep\n",
 			l.name, l.mips, r.MonitorWakes[1], r.MonitorWakes[0])
@@ -49,6 +49,9 @@ func printTraffic(w io.Writer, l *line) {
 		fmt.Sprintf("%.0f", r.Drops), fmt.Sprintf("%.0f", r.Marks))
 }
 
+// wakes is how often a second the agent's threads were switched to.
+func wakes(r *row.Result) float64 { return float64(r.AgentSwitches) / r.Window.Seconds() }
+
 func percentOf(r *row.Result, d time.Duration) float64 { return 100 * d.Seconds() / r.Window.Seconds() }
 
 // instructions that the router executed for each packet it was given.
@@ -62,6 +65,11 @@ const (
 	mustNear    = 2.0 // per cent of CPU between agent kernel and cake
 	mustPing    = 25 * time.Millisecond
 	mustMonitor = 200.0 // wakes a second
+
+	// Of the agent without traffic, in a session with one report each 10 s.
+	mustResident = 14_000_000 // bytes
+	mustRest     = 1.0        // per cent of CPU
+	mustWakes    = 2.0        // a second
 )
 
 // errMissed means that the project's own bounds are not kept.
@@ -98,6 +106,12 @@ func judge(w io.Writer, ls []*line) error {
 		}
 		r := l.result
 		switch {
+		case l.order.Kind == "idle":
+			want := int(r.Window/(10*time.Second)) - 1
+			say(r.Reports >= want, "%s: the controller got %d reports in %.0f s, at least %d", l.name, r.Reports, r.Window.Seconds(), want)
+			say(r.AgentRSS <= mustResident, "%s: %.1f MB resident, at most %.1f", l.name, float64(r.AgentRSS)/1e6, mustResident/1e6)
+			say(percentOf(r, r.Agent) < mustRest, "%s: %.2f %% CPU, less than %.0f", l.name, percentOf(r, r.Agent), mustRest)
+			say(wakes(r) <= mustWakes, "%s: its threads are woken %.2f times a second, at most %.0f", l.name, wakes(r), mustWakes)
 		case l.order.Kind == "monitor":
 			say(r.MonitorWakes[1] <= mustMonitor, "the runtime's monitor wakes %.0f times a second", r.MonitorWakes[1])
 		case l.order.Kind == "traffic" && l.order.Shaper == row.Userspace && l.mips == 500:

@@ -28,7 +28,7 @@ func run(t *testing.T, options, call string) (out, conf string) {
 	t.Helper()
 	dir := t.TempDir()
 	script := filepath.Join("cakefleet-agent", "files", "cakefleet-agent.init")
-	cmd := exec.Command("sh", "-eu", "-c", stubs+"is_running=; for o in controller interface token dataplane max_rate log_level; do eval opt_$o=; done\n"+options+"\n. ./"+script+"\n"+call)
+	cmd := exec.Command("sh", "-eu", "-c", stubs+"is_running=; for o in controller interface token ca_pin serial dataplane max_rate log_level; do eval opt_$o=; done\n"+options+"\n. ./"+script+"\n"+call)
 	path := filepath.Join(dir, "etc", "agent.conf")
 	cmd.Env = append(os.Environ(), "CAKEFLEET_STATE="+filepath.Join(dir, "state"), "CAKEFLEET_CONF="+path)
 	b, err := cmd.CombinedOutput()
@@ -49,9 +49,9 @@ func TestService(t *testing.T) {
 	if out, conf := run(t, "opt_controller=c:1", "start_service"); out != "" || conf != "" {
 		t.Errorf("it is not enabled: %s%s", out, conf)
 	}
-	const options = "opt_enabled=1 opt_takeover=1 opt_controller=isp.example:8443 opt_interface=pppoe-wan opt_token=cf1.a.b.c opt_max_rate=300mbit"
+	const options = "opt_enabled=1 opt_takeover=1 opt_controller=isp.example:8443 opt_interface=pppoe-wan opt_token=cf1.a.b.c opt_max_rate=300mbit opt_ca_pin=PIN opt_serial=SN1"
 	out, conf := run(t, options, "start_service")
-	want := "state-dir DIR/state\ncontroller isp.example:8443\ninterface pppoe-wan\ntoken cf1.a.b.c\nmax-rate 300mbit\ntakeover\n"
+	want := "state-dir DIR/state\ncontroller isp.example:8443\ninterface pppoe-wan\ntoken cf1.a.b.c\nca-pin PIN\nserial SN1\nmax-rate 300mbit\ntakeover\n"
 	if conf != want {
 		t.Errorf("configuration is\n%swant\n%s", conf, want)
 	}
@@ -70,9 +70,26 @@ func TestService(t *testing.T) {
 
 // What identifies the router and what it ran last must outlive an upgrade of
 // the firmware.
-func TestKept(t *testing.T) {
+func TestFleet078_KeptByUpgrades(t *testing.T) {
 	b, err := os.ReadFile("cakefleet-agent/files/cakefleet-agent.keep")
 	if err != nil || strings.TrimSpace(string(b)) != "/etc/cakefleet/" {
 		t.Errorf("kept is %q (%v)", b, err)
+	}
+	makefile, err := os.ReadFile("cakefleet-agent/Makefile")
+	if err != nil || !strings.Contains(string(makefile), "./files/cakefleet-agent.keep $(1)/lib/upgrade/keep.d/cakefleet-agent") {
+		t.Errorf("the package does not install what is kept (%v):\n%s", err, makefile)
+	}
+}
+
+// All of the identity is in the folder that upgrades keep, on either image of
+// a router that has two; nothing of it is where a reset leaves it.
+func TestFleet042_IdentityIsInTheKeptFolder(t *testing.T) {
+	_, conf := run(t, "opt_enabled=1 opt_controller=c:1 opt_interface=wan", "start_service")
+	if !strings.HasPrefix(conf, "state-dir DIR/state\n") {
+		t.Errorf("the state is elsewhere:\n%s", conf)
+	}
+	script, err := os.ReadFile("cakefleet-agent/files/cakefleet-agent.init")
+	if err != nil || !strings.Contains(string(script), "\nSTATE=${CAKEFLEET_STATE:-/etc/cakefleet}\n") {
+		t.Errorf("the state is not in /etc/cakefleet, which is kept (%v)", err)
 	}
 }

@@ -86,17 +86,25 @@ func (f *Fleet) StartAgent(home int, token string, more ...string) (err error) {
 // Ctl runs cakefleetctl where the controller runs and returns its result. What
 // else it has to say for people goes to notes, unless that is nil.
 func (f *Fleet) Ctl(ctx context.Context, notes io.Writer, args ...string) (string, error) {
+	var stdout bytes.Buffer
+	err := f.CtlTo(ctx, &stdout, notes, args...)
+	return stdout.String(), err
+}
+
+// CtlTo is Ctl for a command that goes on for long: its result is written
+// while it comes.
+func (f *Fleet) CtlTo(ctx context.Context, stdout, notes io.Writer, args ...string) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(f.bin, "cakefleetctl"),
 		append([]string{"--controller", "127.0.0.1:" + operatorsPort, "--credentials", f.Credentials()}, args...)...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = stdout, &stderr
 	if err := f.net.Noc.Run(cmd); err != nil {
-		return stdout.String(), fmt.Errorf("cakefleetctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return fmt.Errorf("cakefleetctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	if notes != nil {
 		_, _ = stderr.WriteTo(notes)
 	}
-	return stdout.String(), nil
+	return nil
 }
 
 // RouterState is what the controller knows of a router.

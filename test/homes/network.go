@@ -87,6 +87,7 @@ func (w *Network) build(prefix string, n int) (err error) {
 		func() error { return w.Noc.Route("0.0.0.0/0", "198.51.100.1") },
 		// One packet is one frame on the wire, as it is on a line.
 		func() error { return w.Server.Offload("eth0", false) },
+		func() error { return forgetful(w.Server) },
 	)
 	if err != nil {
 		return err
@@ -160,6 +161,7 @@ func (w *Network) addHome(prefix string, k int) (err error) {
 			func() error { return host.Route("0.0.0.0/0", "192.168.1.1") },
 			func() error { return host.Route("::/0", lan6+"1") },
 			func() error { return host.Offload("eth0", false) },
+			func() error { return forgetful(host) },
 		)
 		if err != nil {
 			return err
@@ -209,3 +211,8 @@ func inOrder(acts ...func() error) error {
 	}
 	return nil
 }
+
+// forgetful makes TCP start every connection as if it were the first: a path
+// that was faster a moment ago, while a line was open, would have it overshoot
+// for many seconds, and what is measured would be the past.
+func forgetful(n *testnet.Namespace) error { return n.Sysctl("net/ipv4/tcp_no_metrics_save", "1") }

@@ -1,7 +1,7 @@
 // Command guest is all that runs in the lab's machine beside the kernel and
 // the agent: it is the first process, which sets the router up and measures,
 // and as "guest WORD" it is the traffic's source, the sparse flow, the soak
-// that takes what CPU time is left, and the background process.
+// that takes what CPU time is left, the background process, and the controller.
 package main
 
 import (
@@ -26,6 +26,8 @@ func main() {
 		err = busy()
 	case "spin":
 		err = spin()
+	case "controller":
+		err = controller()
 	default:
 		err = fmt.Errorf("no such part: %q", os.Args[1])
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 // traffic sets everything up, lets it settle, and measures one window. Of an
-// idle order it is the same without traffic.
+// idle order it is the same with a controller and without traffic.
 func traffic(o row.Order) (*row.Result, error) {
 	stations, err := setUpNetwork(o.GRO)
 	if err != nil {
@@ -30,6 +30,15 @@ func traffic(o row.Order) (*row.Result, error) {
 	agent, err := shape(o)
 	if err != nil {
 		return nil, err
+	}
+	var reports *reports
+	if o.Kind == "idle" {
+		if reports, err = startController(stations.echoer); err == nil {
+			err = reports.await()
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	count, err := mapCounters()
 	if err != nil {
@@ -82,7 +91,8 @@ func traffic(o row.Order) (*row.Result, error) {
 	if dry := count.dryPackets.Load(); dry > 0 {
 		r.Source = time.Duration(r.Packets() * count.dryNanoseconds.Load() / dry)
 	}
-	if o.Kind == "idle" {
+	if reports != nil {
+		r.Reports = reports.between(from.at, to.at)
 		return r, nil
 	}
 	if r.Marks, err = countMarks(time.Second); err != nil {

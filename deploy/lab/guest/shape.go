@@ -23,7 +23,11 @@ import (
 // ifbName is what sqm-scripts calls the interface that shapes the download.
 const ifbName = "ifb4" + wanName
 
-const agentPath = "/bin/cakefleet-agent"
+const (
+	agentPath = "/bin/cakefleet-agent"
+	agentLog  = "/tmp/agent.log"
+	agentDir  = "/tmp/state"
+)
 
 // shape puts the shaper on the WAN link. What it returns is the agent's
 // process, if that is what shapes.
@@ -82,23 +86,29 @@ func startAgent(o row.Order) (*exec.Cmd, error) {
 		c.Rate = engine.BitsPerSecond(d.rate)
 		*d.config = c
 	}
-	const dir = "/tmp/state"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(agentDir, 0o755); err != nil {
 		return nil, err
 	}
-	store, _, _, err := state.Open(dir)
+	store, _, _, err := state.Open(agentDir)
 	if err != nil && !errors.Is(err, state.ErrNone) {
 		return nil, err
 	}
 	if err := store.Save(state.State{Desired: plan.Desired{Revision: 1, Hash: link.Hash(), Link: &link}, Saved: time.Now()}); err != nil {
 		return nil, err
 	}
-	log, err := os.Create("/tmp/agent.log")
+	log, err := os.Create(agentLog)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	cmd := exec.Command(agentPath, "--controller", gateway4, "--interface", wanName, "--state-dir", dir, "--dataplane", string(o.Shaper))
+	address := gateway4 // where nobody answers
+	if o.Kind == "idle" {
+		address = controllerAddress
+		if err := introduce(agentDir); err != nil {
+			return nil, fmt.Errorf("give the agent an identity: %w", err)
+		}
+	}
+	cmd := exec.Command(agentPath, "--controller", address, "--interface", wanName, "--state-dir", agentDir, "--dataplane", string(o.Shaper))
 	cmd.Env = append(os.Environ(), o.AgentEnv...)
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {

@@ -68,6 +68,8 @@ type Result struct {
 	Threads       []Thread // of the agent
 	System        []Thread // of the kernel
 
+	Reports int // Kind "idle": that the controller got
+
 	MonitorWakes [2]float64 // Kind "monitor": a second, without and with the mend
 
 	Shaping string // what the kernel or agent says it runs

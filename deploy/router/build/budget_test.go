@@ -19,8 +19,8 @@ const (
 	flashAim   = 2_500_000
 )
 
-// TestBudget builds the agent for the smallest router and weighs it.
-func TestBudget(t *testing.T) {
+// TestFleet076_Budget builds the agent for the smallest router and weighs it.
+func TestFleet076_Budget(t *testing.T) {
 	dir := t.TempDir()
 	if err := run(dir, "budget", agentPackage, true, []string{"mips"}); err != nil {
 		t.Fatal(err)
