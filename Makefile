@@ -22,40 +22,42 @@ FUZZTIME ?= 30s
 
 help:
 	@echo 'make demo       a controller and three routers on this machine, real packets, a plan'
-	@echo '                changed while traffic runs (root, about 90 s; KEEP=1 leaves it running)'
+	@echo '                changed while traffic runs (root, about 90 s; KEEP=1 leaves it running);'
+	@echo '                ROLLOUT=1: twelve routers, and changes in stages, a good and two bad ones'
 	@echo 'make test       unit, race, end to end, big-endian 32-bit; says what it skipped and why'
 	@echo 'make lint       vet, golangci-lint, gofumpt, go mod tidy, buf, generated code up to date'
-	@echo 'make build      the three programs for this machine, in bin/'
+	@echo 'make build      the four programs for this machine, in bin/'
 	@echo 'make cross      the agent for every kind of router and the rest for servers, in bin/'
 	@echo 'make generate   the Go code of proto/'
 	@echo 'make fuzz       every fuzz target for FUZZTIME ($(FUZZTIME)) each'
-	@echo 'make bench      what the agent costs; bench-engine: the engine alone. "name value unit" lines'
+	@echo 'make bench      what the agent costs; bench-engine: the engine alone; bench-telemetry:'
+	@echo '                what telemetry costs a controller. "name value unit" lines'
+	@echo 'make bench-control  what a fleet of N (5000) costs its controllers, next to NATS and etcd'
 	@echo 'make lab        what each shaper costs a MIPS router, in a machine whose clock counts'
 	@echo '                instructions (needs qemu-system-mips; ALL=1 for every row)'
 	@echo 'make clean      remove bin/ and out/'
 
 build:
 	$(BUILD) -o bin/ -tags $(AGENT_TAGS) ./cmd/cakefleet-agent
-	$(BUILD) -o bin/ ./cmd/cakefleet-controller ./cmd/cakefleetctl
+	$(BUILD) -o bin/ ./cmd/cakefleet-controller ./cmd/cakefleetctl ./cmd/cakefleet-sim
 
 demo: build
 	$(BUILD) -o bin/ ./deploy/demo
 	@mkdir -p out
-	@bin/demo --bin bin --svg out/demo.svg $(if $(KEEP),--keep)
+	@bin/demo --bin bin $(if $(ROLLOUT),--rollout --svg out/demo-rollout.svg,--svg out/demo.svg) $(if $(KEEP),--keep)
 
 test:
 	@$(GO) run ./test/suite
 
 lint:
 	$(GO) vet ./...
-	GOOS=linux GOARCH=mips GOMIPS=softfloat $(GO) vet ./...
 	$(GOLANGCI) run --allow-parallel-runners ./...
 	@out=$$($(GOFUMPT) -l .) && if [ -n "$$out" ]; then echo "gofumpt would change:"; echo "$$out"; exit 1; fi
 	$(GO) mod tidy -diff
 	$(BUF) lint
 	$(BUF) format --diff --exit-code
 	$(BUF) generate
-	git diff --exit-code -- proto
+	git diff --exit-code -- proto controller/api/gateway
 
 generate:
 	$(BUF) format -w
@@ -73,6 +75,8 @@ fuzz:
 # The benchmarks live beside what they measure: these files add to bench and bench-engine.
 -include engine/bench.mk
 -include agent/bench.mk
+-include test/benchcontrol/bench.mk
+-include controller/history/bench.mk
 
 bench: bench-engine
 
@@ -83,8 +87,8 @@ lab:
 
 cross:
 	$(GO) run ./deploy/router/build --out bin/router --version $(VERSION)
-	GOARCH=amd64 $(BUILD) -o bin/linux-amd64/ ./cmd/cakefleet-controller ./cmd/cakefleetctl
-	GOARCH=arm64 $(BUILD) -o bin/linux-arm64/ ./cmd/cakefleet-controller ./cmd/cakefleetctl
+	GOARCH=amd64 $(BUILD) -o bin/linux-amd64/ ./cmd/cakefleet-controller ./cmd/cakefleetctl ./cmd/cakefleet-sim
+	GOARCH=arm64 $(BUILD) -o bin/linux-arm64/ ./cmd/cakefleet-controller ./cmd/cakefleetctl ./cmd/cakefleet-sim
 
 clean:
 	rm -rf bin out

@@ -30,10 +30,12 @@ func TestRates(t *testing.T) {
 			f.ctl(t, "subscriber", "set", h.Name, "--plan", planName)
 			f.ctl(t, "router", "set", routerID(0), "--subscriber", h.Name, "--wait")
 			must(t, h.Open())
-			shaped := wantAll(t, loads, c.wait, c.length, want{"shaped", c.down, c.up, c.median, c.p99})[0]
-			if shaped.Latency.Median > fifo.Latency.Median/4 || shaped.Latency.P99 > fifo.Latency.P99/2 {
-				t.Errorf("delay %+v is not far below the FIFO's %+v", shaped.Latency, fifo.Latency)
+			// Far below the FIFO's, whatever else.
+			bound := want{"shaped", c.down, c.up, fifo.Latency.Median / 4, fifo.Latency.P99 / 2}
+			if c.median > 0 {
+				bound.median, bound.p99 = min(bound.median, c.median), min(bound.p99, c.p99)
 			}
+			wantAll(t, loads, c.wait, c.length, bound)
 			f.ctl(t, "router", "set", routerID(0), "--subscriber", "", "--wait")
 		})
 	}

@@ -113,3 +113,24 @@ func each(t *testing.T, f func(path string)) {
 		t.Fatal(err)
 	}
 }
+
+// TestFleet041_NothingSkipsVerification: fleet.md §4 item 41, no code turns the
+// verification of certificates off.
+func TestFleet041_NothingSkipsVerification(t *testing.T) {
+	word := "Insecure" + "SkipVerify" // not to find itself
+	n := 0
+	each(t, func(path string) {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		n++
+		if strings.Contains(string(b), word) {
+			t.Errorf("%s has %s", path, word)
+		}
+	})
+	if n < 100 {
+		t.Fatalf("only %d files were looked at", n)
+	}
+}

@@ -140,16 +140,53 @@ func TestWrongInterface(t *testing.T) {
 	}
 }
 
+// tries is how often a measurement may miss: whatever else the machine does
+// takes from what passes, or makes it stand still for a moment.
+const tries = 4
+
 // TestKill kills the shaping process; traffic goes on at once, and a new
 // process takes over.
 func TestKill(t *testing.T) {
 	h := newHome(t)
-	a := h.startAgent(t)
 	rec := traffic.NewRecord()
 	start(t, h.far, traffic.Spec{Serve: port}, rec)
-	fs, names := flows("down", 4, false)
-	start(t, h.hosts[0], traffic.Spec{Flows: fs, Probes: []traffic.Probe{
-		{Name: "probe", Server: far4, Interval: 10 * time.Millisecond},
+	for try := 1; ; try++ {
+		miss := h.kill(t, rec, fmt.Sprint("kill", try, "-"))
+		if miss == "" {
+			break
+		}
+		if try == tries {
+			t.Errorf("also after %d kills:%s", try, miss)
+			break
+		}
+		t.Logf("try %d:%s", try, miss)
+	}
+	if left := h.left(t); left != "" {
+		t.Logf("left for the next process to replace: %s", left)
+	}
+
+	b := h.startAgent(t)
+	fs, names := flows("again", 4, false)
+	start(t, h.hosts[0], traffic.Spec{Flows: fs}, rec)
+	wantGoodput(t, rec, names, 10, 20)
+	b.stdin.Close()
+	if err := b.cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if left := h.left(t); left != "" {
+		t.Errorf("left behind: %s", left)
+	}
+}
+
+// kill measures flows while a shaping process is killed, and says what was not
+// as it should be.
+func (h *home) kill(t *testing.T, rec *traffic.Record, prefix string) (miss string) {
+	t.Helper()
+	a := h.startAgent(t)
+	fs, names := flows(prefix, 4, false)
+	probe := prefix + "probe"
+	p := start(t, h.hosts[0], traffic.Spec{Flows: fs, Probes: []traffic.Probe{
+		{Name: probe, Server: far4, Interval: 10 * time.Millisecond},
 	}}, rec)
 	time.Sleep(2 * time.Second)
 	before := time.Now()
@@ -163,36 +200,39 @@ func TestKill(t *testing.T) {
 	to := time.Now()
 	// Away from the kill by more than the readings are apart.
 	shaped, free := rec.Goodput(before, killed.Add(-300*time.Millisecond), names...)/1e6, rec.Goodput(killed.Add(time.Second), to, names...)/1e6
-	gap := rec.Gap(killed, to, "probe")
+	gap := rec.Gap(killed, to, probe)
 	t.Logf("%.1f Mbit/s before, %.1f after; longest gap %v", shaped, free, gap)
+	stop(t, p)
 	if shaped > 20 {
-		t.Errorf("%.1f Mbit/s before the kill, want at most 20", shaped)
+		miss += fmt.Sprintf(" %.1f Mbit/s before the kill, want at most 20.", shaped)
 	}
 	if free < 40 {
-		t.Errorf("%.1f Mbit/s from a second after the kill, want it unshaped", free)
+		miss += fmt.Sprintf(" %.1f Mbit/s from a second after the kill, want it unshaped.", free)
 	}
 	if gap > time.Second {
-		t.Errorf("traffic was cut for %v, want at most a second", gap)
+		miss += fmt.Sprintf(" Traffic was cut for %v, want at most a second.", gap)
 	}
-	if left := h.left(t); left != "" {
-		t.Logf("left for the next process to replace: %s", left)
-	}
+	return miss
+}
 
-	b := h.startAgent(t)
+// wantGoodput measures windows until flows get what they should, Mbit/s.
+func wantGoodput(t *testing.T, rec *traffic.Record, names []string, least, most float64) {
+	t.Helper()
 	time.Sleep(2 * time.Second)
-	again := time.Now()
-	time.Sleep(2 * time.Second)
-	to = time.Now()
-	// Holes that the gigabits have left are filled now, which counts as goodput.
-	if got := rec.Goodput(again, to, names...) / 1e6; got > 100 {
-		t.Errorf("%.1f Mbit/s with a new process, want shaping to 20", got)
-	}
-	b.stdin.Close()
-	if err := b.cmd.Wait(); err != nil {
-		t.Error(err)
-	}
-	if left := h.left(t); left != "" {
-		t.Errorf("left behind: %s", left)
+	for try := 1; ; try++ {
+		from := time.Now()
+		time.Sleep(2 * time.Second)
+		to := time.Now()
+		time.Sleep(500 * time.Millisecond) // until the readings are there
+		got := rec.Goodput(from, to, names...) / 1e6
+		t.Logf("%.1f Mbit/s", got)
+		if got >= least && got <= most {
+			return
+		}
+		if try == tries {
+			t.Errorf("%.1f Mbit/s also in window %d, want %g to %g", got, try, least, most)
+			return
+		}
 	}
 }
 
@@ -208,30 +248,31 @@ func TestStop(t *testing.T) {
 		{Name: "probe", Server: far4, Interval: 10 * time.Millisecond},
 	}}, rec)
 	time.Sleep(2 * time.Second)
-	stopped := time.Now()
-	if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(10 * time.Second)
-	on := time.Now()
-	if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(3 * time.Second)
-	again := time.Now()
-	time.Sleep(2 * time.Second)
-	to := time.Now()
-	gap, bound := rec.Gap(stopped, on, "probe"), nfqueue.Lifetime+500*time.Millisecond
-	t.Logf("longest gap %v, %.1f Mbit/s while stopped, %.1f afterwards", gap,
-		rec.Goodput(stopped.Add(bound), on, names...)/1e6, rec.Goodput(again, to, names...)/1e6)
-	if gap > bound {
-		t.Errorf("traffic was cut for %v, want at most %v", gap, bound)
+	for try := 1; ; try++ {
+		stopped := time.Now()
+		if err := a.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		on := time.Now()
+		if err := a.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second) // until the readings are there
+		gap, bound := rec.Gap(stopped, on, "probe"), nfqueue.Lifetime+500*time.Millisecond
+		t.Logf("longest gap %v, %.1f Mbit/s while stopped", gap, rec.Goodput(stopped.Add(bound), on, names...)/1e6)
+		if gap <= bound {
+			break
+		}
+		if try == tries {
+			t.Errorf("also after %d stops: traffic was cut for %v, want at most %v", try, gap, bound)
+			break
+		}
+		time.Sleep(2 * time.Second)
 	}
 	// Gigabits while it was stopped have left holes that are filled now, which
-	// counts as goodput too.
-	if got := rec.Goodput(again, to, names...) / 1e6; got > 100 || got < 10 {
-		t.Errorf("%.1f Mbit/s after it goes on, want shaping to 20", got)
-	}
+	// counts as goodput too; and who overshot so much needs a while.
+	wantGoodput(t, rec, names, 10, 100)
 }
 
 // TestRulesRemoved removes the tables behind our back; they come back.
@@ -247,8 +288,13 @@ func TestRulesRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(nfqueue.Lifetime)
-	if left := h.left(t); !strings.Contains(left, "cakefleet-wan") {
-		t.Errorf("the tables have not come back: %s", left)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		left := h.left(t)
+		if strings.Contains(left, "cakefleet-wan") {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the tables have not come back: %s", left)
+		}
 	}
 }

@@ -33,8 +33,16 @@ type step struct {
 	root  bool          // without root it is skipped
 	env   []string      // for the go command
 	args  []string      // of the go command
-	limit time.Duration // for each package
+	limit time.Duration // for each package; 0: it runs no tests
 }
+
+// building is how long everything of a step may take that is not a test: on a
+// machine without caches, compiling a step with the race detector takes minutes.
+const building = 30 * time.Minute
+
+// whole is how long the step may take. Tests have their own limit, and print
+// their stacks when they are over it; this one is for what has none.
+func (s step) whole() time.Duration { return building + 2*s.limit }
 
 // tool is a program that a step needs, and the Debian package it is in.
 type tool struct{ program, pkg string }
@@ -42,28 +50,48 @@ type tool struct{ program, pkg string }
 var (
 	compiler = tool{"gcc", "gcc libc6-dev"} // the race detector links with it
 	qemu     = tool{"qemu-mips", "qemu-user"}
+	qemuLE   = tool{"qemu-mipsel", "qemu-user"}
 	squashfs = tool{"mksquashfs", "squashfs-tools"}
+	promtool = tool{"promtool", "prometheus"}
+
+	// Clusters that telemetry is sent to; which programs they are, the test knows.
+	clusters = []tool{{"prometheus", "prometheus"}, {"victoria-metrics", "victoria-metrics"}}
 )
 
-// mips are the packages that have to be right on a big-endian 32-bit machine,
-// as far as their tests need nothing of the kernel that qemu-user lacks.
-var mips = []string{"./engine/...", "./internal/plan/...", "./internal/wire/...", "./agent/state/...", "./agent/outbox/..."}
+// emulated tells tests that an emulator stands between them and the kernel.
+const emulated = "CAKEFLEET_EMULATED=1"
+
+// mips are the packages that have to be right on a 32-bit machine of either byte
+// order. Tests that need something of the kernel that qemu-user lacks skip.
+var mips = []string{
+	"./engine/...", "./internal/plan/...", "./internal/wire/...",
+	"./agent/state/...", "./agent/outbox/...", "./agent/identity/...", "./agent/session", "./agent/probe", "./agent/sqm", "./agent/dataplane/...",
+}
+
+// onRouter are the packages that routers run, the emulated one too. Those of
+// servers would have their libraries compiled for machines that nobody runs them on.
+var onRouter = []string{"./agent/...", "./cmd/cakefleet-agent/...", "./deploy/lab/guest/...", "./engine/...", "./internal/backoff", "./internal/plan/...", "./internal/wire/...", "./proto/..."}
 
 func steps(pkgs packages) []step {
-	router := []string{"GOOS=linux", "GOARCH=mips", "GOMIPS=softfloat", "CGO_ENABLED=0"}
-	routerLE := []string{"GOOS=linux", "GOARCH=mipsle", "GOMIPS=softfloat", "CGO_ENABLED=0"}
+	router := []string{"GOOS=linux", "GOARCH=mips", "GOMIPS=softfloat", "CGO_ENABLED=0", emulated}
+	routerLE := []string{"GOOS=linux", "GOARCH=mipsle", "GOMIPS=softfloat", "CGO_ENABLED=0", emulated}
 	return []step{
-		{name: "vet for mips", env: router, args: []string{"vet", "./..."}},
-		{name: "vet for mipsle", env: routerLE, args: []string{"vet", "./..."}},
+		{name: "vet for mips", env: router, args: append([]string{"vet"}, onRouter...)},
+		{name: "vet for mipsle", env: routerLE, args: append([]string{"vet"}, onRouter...)},
 		// The engine has one caller and no goroutines: the race detector would
 		// only make its long traces slower.
-		{name: "engine", args: append([]string{"test"}, pkgs.engine...), limit: 20 * time.Minute},
-		{name: "unit tests with the race detector", tools: []tool{compiler}, env: []string{"CGO_ENABLED=1"}, args: append([]string{"test", "-race"}, pkgs.unit...), limit: 15 * time.Minute},
-		{name: "size of the agent on a router", tools: []tool{squashfs}, args: []string{"test", "-run", "TestBudget", "./deploy/router/build"}, limit: 10 * time.Minute},
+		{name: "engine", args: append([]string{"test"}, pkgs.engine...), limit: 10 * time.Minute},
+		{name: "unit tests with the race detector", tools: []tool{compiler}, env: []string{"CGO_ENABLED=1"}, args: append([]string{"test", "-race"}, pkgs.unit...), limit: 10 * time.Minute},
+		{name: "size of the agent on a router", tools: []tool{squashfs}, args: []string{"test", "-run", "Budget", "./deploy/router/build"}, limit: 10 * time.Minute},
 		// Emulation is some thirty times slower; what is left out with -short are repetitions.
-		{name: "big-endian 32-bit under qemu-mips", tools: []tool{qemu}, env: router, args: append([]string{"test", "-short", "-exec", qemu.program}, pkgs.mips...), limit: 30 * time.Minute},
+		{name: "big-endian 32-bit under qemu-mips", tools: []tool{qemu}, env: router, args: append([]string{"test", "-short", "-exec", qemu.program}, pkgs.mips...), limit: 15 * time.Minute},
+		{name: "little-endian 32-bit under qemu-mipsel", tools: []tool{qemuLE}, env: routerLE, args: append([]string{"test", "-short", "-exec", qemuLE.program}, pkgs.mips...), limit: 15 * time.Minute},
+		// Processes that are stopped and killed, and a judge of what came of it.
+		{name: "a fleet under faults", args: append([]string{"test", "-count=1"}, pkgs.fleet...), limit: 15 * time.Minute},
+		{name: "remote-write to Prometheus and VictoriaMetrics", tools: clusters, args: []string{"test", "-count=1", "-run", "TestRemoteWrite", "./controller/history"}, limit: 10 * time.Minute},
+		{name: "rules and queries with promtool", tools: []tool{promtool}, args: []string{"test", "-count=1", "-run", "Promtool", "./deploy/prometheus", "./controller/promapi"}, limit: 10 * time.Minute},
 		// One package at a time: they measure, and share the machine's cores.
-		{name: "end to end on real packets", root: true, args: append([]string{"test", "-p=1", "-count=1"}, pkgs.netns...), limit: 30 * time.Minute},
+		{name: "end to end on real packets", root: true, args: append([]string{"test", "-p=1", "-count=1"}, pkgs.netns...), limit: 20 * time.Minute},
 	}
 }
 
@@ -73,7 +101,7 @@ func run(ctx context.Context) bool {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		return false
 	}
-	var r report
+	r := report{module: pkgs.module}
 	for _, s := range steps(pkgs) {
 		if ctx.Err() != nil {
 			r.skip(s.name, "interrupted")
@@ -132,7 +160,10 @@ func install(ctx context.Context, tools []tool) string {
 }
 
 // packages are ours by the step that tests them.
-type packages struct{ engine, unit, netns, mips []string }
+type packages struct {
+	module                           string
+	engine, unit, netns, fleet, mips []string
+}
 
 func listPackages(ctx context.Context) (packages, error) {
 	list := func(args ...string) ([]string, error) {
@@ -149,14 +180,17 @@ func listPackages(ctx context.Context) (packages, error) {
 	if err != nil {
 		return p, err
 	}
+	p.module = module[0]
 	all, err := list("./...")
 	if err != nil {
 		return p, err
 	}
 	for _, pkg := range all {
-		switch rel := strings.TrimPrefix(pkg, module[0]+"/"); {
+		switch rel := strings.TrimPrefix(pkg, p.module+"/"); {
 		case rel == "engine" || strings.HasPrefix(rel, "engine/"):
 			p.engine = append(p.engine, pkg)
+		case rel == "test/fleet":
+			p.fleet = append(p.fleet, pkg)
 		case rel == "test/e2e" || rel == "test/netns":
 			p.netns = append(p.netns, pkg)
 		default:

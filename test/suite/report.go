@@ -3,22 +3,46 @@ package main
 import (
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 )
 
 // report collects what the steps did.
 type report struct {
-	ran, skipped []string
-	failed       bool
+	module   string // whose name is left out of its packages'
+	ran      []string
+	skipped  []reason
+	failures []failure
+	failed   bool
+}
+
+// reason is why something was skipped.
+type reason struct {
+	why  string
+	what []string // steps, or packages with their tests
 }
 
 func (r *report) skip(name, why string) {
-	r.skipped = append(r.skipped, name+": "+why)
+	i := slices.IndexFunc(r.skipped, func(s reason) bool { return s.why == why })
+	if i < 0 {
+		i = len(r.skipped)
+		r.skipped = append(r.skipped, reason{why: why})
+	}
+	// The same test may be skipped on every machine that is emulated.
+	if !slices.Contains(r.skipped[i].what, name) {
+		r.skipped[i].what = append(r.skipped[i].what, name)
+	}
+}
+
+// skipTest is skip for a test, among others of its package.
+func (r *report) skipTest(s skip) {
+	r.skip(r.short(s.pkg)+" "+s.test, s.reason)
 }
 
 func (r *report) add(name string, took time.Duration, res result) {
 	verdict := "ok"
-	if res.err != nil || res.failed > 0 {
+	if res.err != nil || res.failed > 0 || len(res.failures) > 0 {
 		verdict = "FAILED"
 		r.failed = true
 	}
@@ -34,21 +58,47 @@ func (r *report) add(name string, took time.Duration, res result) {
 	}
 	r.ran = append(r.ran, fmt.Sprintf("%s, %s", line, took.Round(time.Second)))
 	for _, s := range res.skips {
-		r.skip(s.name, s.reason)
+		r.skipTest(s)
+	}
+	for _, f := range res.failures {
+		f.name = name + ": " + r.short(f.name)
+		r.failures = append(r.failures, f)
+	}
+	if res.err != nil && len(res.failures) == 0 {
+		r.failures = append(r.failures, failure{name, []string{res.err.Error()}})
 	}
 }
 
+func (r *report) short(name string) string { return strings.TrimPrefix(name, r.module+"/") }
+
+// mostFailures are told with what they said; of more there is the name.
+const mostFailures = 12
+
+// print says what matters most last: some see only the end of it.
 func (r *report) print(w io.Writer) {
-	fmt.Fprintf(w, "\n== summary, %s\nran:\n", machine())
-	for _, l := range r.ran {
-		fmt.Fprintln(w, " ", l)
-	}
+	fmt.Fprintf(w, "\n== summary, %s\n", machine())
 	if len(r.skipped) == 0 {
 		fmt.Fprintln(w, "skipped: nothing")
 	} else {
 		fmt.Fprintln(w, "skipped:")
-		for _, l := range r.skipped {
-			fmt.Fprintln(w, " ", l)
+		for _, s := range r.skipped {
+			fmt.Fprintf(w, "  %s: %s\n", strings.Join(s.what, ", "), s.why)
+		}
+	}
+	fmt.Fprintln(w, "ran:")
+	for _, l := range r.ran {
+		fmt.Fprintln(w, " ", l)
+	}
+	if len(r.failures) > 0 {
+		fmt.Fprintln(w, "failed:")
+	}
+	for i, f := range r.failures {
+		fmt.Fprintln(w, " ", f.name)
+		if i >= mostFailures {
+			continue
+		}
+		for _, l := range f.said {
+			fmt.Fprintln(w, "     ", l)
 		}
 	}
 	if r.failed {

@@ -57,7 +57,7 @@ func Start(start func(*exec.Cmd) error, spec Spec, rec *Record) (*Process, error
 		return p, nil
 	case <-p.done:
 		return nil, fmt.Errorf("start traffic: %w", p.err)
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		return nil, errors.Join(errors.New("start traffic: the process says nothing"), p.Stop())
 	}
 }

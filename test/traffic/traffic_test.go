@@ -1,9 +1,11 @@
 package traffic_test
 
 import (
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,12 +22,8 @@ func TestMain(m *testing.M) {
 // TestLoopback runs flows and probes between two processes on loopback, over
 // IPv4 and IPv6.
 func TestLoopback(t *testing.T) {
-	const port = 47391
 	rec := traffic.NewRecord()
-	server, err := traffic.Start((*exec.Cmd).Start, traffic.Spec{Serve: port}, rec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	server, port := serve(t, rec)
 	t.Cleanup(func() {
 		if err := server.Stop(); err != nil {
 			t.Error(err)
@@ -63,6 +61,22 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
+// serve starts a server on a port that nobody has, below those that the kernel
+// gives to anybody.
+func serve(t *testing.T, rec *traffic.Record) (server *traffic.Process, port uint16) {
+	t.Helper()
+	for try := 1; ; try++ {
+		port = uint16(10_000 + rand.IntN(20_000))
+		server, err := traffic.Start((*exec.Cmd).Start, traffic.Spec{Serve: port}, rec)
+		if err == nil {
+			return server, port
+		}
+		if try == 20 || !strings.Contains(err.Error(), "address already in use") {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestBroken wants a flow to nowhere to be told.
 func TestBroken(t *testing.T) {
 	rec := traffic.NewRecord()
@@ -86,7 +100,7 @@ func TestStartFails(t *testing.T) {
 
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for %s", what)
 		}
