@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/histogram"
 	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/value"
 	"github.com/prometheus/prometheus/tsdb/chunkenc"
-	"github.com/prometheus/prometheus/tsdb/chunks"
 
 	"github.com/cakefleet/cakefleet/engine"
 )
@@ -25,8 +27,9 @@ const lookback = 5 * time.Minute
 // all tins together. Every packet is in the bucket of the engine that it fell
 // into, so that percentiles of the result are at most 12.5 % off.
 //
-// Counters that have gone on since from are looked up at both ends, whatever the
-// time between; PromQL's increase() would look at every sample.
+// Counters are looked up where the window begins and ends and where they began
+// again at 0, whatever the time between; PromQL's increase() would look at every
+// sample.
 func (h *History) SojournBetween(ctx context.Context, by, direction, tin string, from, to time.Time) (map[string]*engine.Histogram, error) {
 	metric := Sojourn
 	match := []*labels.Matcher{
@@ -38,148 +41,134 @@ func (h *History) SojournBetween(ctx context.Context, by, direction, tin string,
 		match = append(match, labels.MustNewMatcher(labels.MatchEqual, LabelTin, tin))
 	}
 	match = append(match, labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, metric))
-	all, steady, err := h.ends(ctx, by, match, from.UnixMilli(), to.UnixMilli())
-	if err != nil || steady {
-		return all, err
-	}
-	q, err := h.ChunkQuerier(from.Add(-lookback).UnixMilli(), to.UnixMilli())
+	lives, err := h.lives(ctx, by, from.UnixMilli(), to.UnixMilli())
 	if err != nil {
 		return nil, err
 	}
-	all = map[string]*engine.Histogram{}
-	set := q.Select(ctx, false, nil, match...)
-	var chunks chunks.Iterator
+	all := map[string]*engine.Histogram{}
+	looks := map[int64]map[counter]int64{}
+	for c, l := range lives {
+		all[c.group] = &engine.Histogram{}
+		look(looks, c, l, from.UnixMilli())
+	}
+	for at, signs := range looks {
+		if err := h.add(ctx, by, match, at, signs, all); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// counter names the series of one kind that a controller writes of a group.
+type counter struct{ controller, group string }
+
+func counterOf(l labels.Labels, by string) counter {
+	return counter{l.Get(LabelController), l.Get(GroupLabel(by))}
+}
+
+// life is the time from when a group's counters began at 0 to when they did so
+// again.
+type life struct {
+	began       float64 // seconds since 1970
+	first, last int64   // samples of it; milliseconds since 1970
+}
+
+// lives returns the lives of each group that lie between two times. The first one
+// may have been there at from: then its first sample is what held at from.
+func (h *History) lives(ctx context.Context, by string, from, to int64) (map[counter][]life, error) {
+	q, err := h.Querier(from-lookback.Milliseconds(), to)
+	if err != nil {
+		return nil, err
+	}
+	set := q.Select(ctx, false, nil,
+		labels.MustNewMatcher(labels.MatchEqual, LabelBy, by),
+		labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, Start))
+	all := map[counter][]life{}
+	var it chunkenc.Iterator
 	for set.Next() {
-		s := set.At()
-		value := s.Labels().Get(GroupLabel(by))
-		if all[value] == nil {
-			all[value] = &engine.Histogram{}
+		var of []life
+		it = set.At().Iterator(it)
+		for it.Next() == chunkenc.ValFloat {
+			at, began := it.At()
+			switch last := len(of) - 1; {
+			case value.IsStaleNaN(began):
+			case at <= from:
+				of = append(of[:0], life{began, at, at})
+			case last >= 0 && of[last].began == began:
+				of[last].last = at
+			default:
+				of = append(of, life{began, at, at})
+			}
 		}
-		chunks = s.Iterator(chunks)
-		if err := increase(all[value], chunks, from.UnixMilli(), to.UnixMilli()); err != nil {
-			return nil, errors.Join(fmt.Errorf("history: %s: %w", s.Labels(), err), q.Close())
+		if err := it.Err(); err != nil {
+			return nil, errors.Join(fmt.Errorf("history: %s: %w", set.At().Labels(), err), q.Close())
 		}
+		all[counterOf(set.At().Labels(), by)] = of
 	}
-	return all, errors.Join(set.Err(), q.Close())
+	if err := errors.Join(set.Err(), q.Close()); err != nil {
+		return nil, fmt.Errorf("history: %w", err)
+	}
+	return all, nil
 }
 
-// ends returns the differences of counters at two times; steady is false if one
-// of them began or ended in between, so that this is not all.
-func (h *History) ends(ctx context.Context, by string, match []*labels.Matcher, from, to int64) (all map[string]*engine.Histogram, steady bool, err error) {
-	start := []*labels.Matcher{match[0], labels.MustNewMatcher(labels.MatchEqual, model.MetricNameLabel, Start)}
-	lives := [2]map[string]float64{{}, {}} // by series: when its counters began, as it was said at both ends
-	all = map[string]*engine.Histogram{}
-	ends := [2]int{}
-	for i, at := range [2]int64{from, to} {
-		q, err := h.Querier(at-lookback.Milliseconds(), at)
+// look notes when a counter is to be looked up, and whether its value then is
+// added or taken away.
+func look(looks map[int64]map[counter]int64, c counter, lives []life, from int64) {
+	note := func(at, sign int64) {
+		if looks[at] == nil {
+			looks[at] = map[counter]int64{}
+		}
+		looks[at][c] += sign
+	}
+	for i, l := range lives {
+		note(l.last, 1)
+		// What began before the window and was not written about then counts
+		// from where it was seen first.
+		if i == 0 && int64(l.began*1000) <= from {
+			note(l.first, -1)
+		}
+	}
+}
+
+// fewGroups is how many groups are looked for by name; above it, all of them.
+const fewGroups = 20
+
+// add looks up counters at one time.
+func (h *History) add(ctx context.Context, by string, match []*labels.Matcher, at int64, signs map[counter]int64, all map[string]*engine.Histogram) error {
+	if len(signs) <= fewGroups && len(signs) < len(all) {
+		var names []string
+		for c := range signs {
+			names = append(names, regexp.QuoteMeta(c.group))
+		}
+		only, err := labels.NewMatcher(labels.MatchRegexp, GroupLabel(by), strings.Join(names, "|"))
 		if err != nil {
-			return nil, false, err
+			return fmt.Errorf("history: %w", err)
 		}
-		set := q.Select(ctx, false, nil, start...)
-		var it chunkenc.Iterator
-		for set.Next() {
-			it = set.At().Iterator(it)
-			for it.Next() == chunkenc.ValFloat {
-				_, lives[i][set.At().Labels().String()] = it.At()
-			}
-		}
-		err = set.Err()
-		set = q.Select(ctx, false, nil, match...)
-		it = nil
-		for set.Next() {
-			ends[i]++
-			var v histogram.Histogram
-			it = set.At().Iterator(it)
-			for it.Next() == chunkenc.ValHistogram {
-				_, n := it.AtHistogram(nil)
-				v = *n
-			}
-			value := set.At().Labels().Get(GroupLabel(by))
-			if all[value] == nil {
-				all[value] = &engine.Histogram{}
-			}
-			addNative(all[value], &v, int64(2*i-1))
-		}
-		if err = errors.Join(err, set.Err(), q.Close()); err != nil {
-			return nil, false, fmt.Errorf("history: %w", err)
-		}
+		match = append(slices.Clip(match), only)
 	}
-	return all, ends[0] == ends[1] && len(lives[0]) > 0 && maps.Equal(lives[0], lives[1]), nil
-}
-
-// increase adds to h what a counter went up by after from, up to to.
-func increase(h *engine.Histogram, it chunks.Iterator, from, to int64) error {
-	var all []chunks.Meta
-	for it.Next() {
-		m := it.At()
-		if m.Chunk.Encoding() != chunkenc.EncHistogram {
-			return fmt.Errorf("a chunk is of kind %s", m.Chunk.Encoding())
-		}
-		all = append(all, m)
-	}
-	if err := it.Err(); err != nil {
+	q, err := h.Querier(at, at)
+	if err != nil {
 		return err
 	}
-	var sum counter
-	for i, m := range all {
-		// The last two may be written to now.
-		edge := i == 0 || i >= len(all)-2 || m.MinTime <= from || m.MaxTime > to
-		// What comes next says whether this chunk's last value matters.
-		if !edge && goesOn(m.Chunk) && goesOn(all[i+1].Chunk) {
+	set := q.Select(ctx, false, nil, match...)
+	var it chunkenc.Iterator
+	var n histogram.Histogram
+	for set.Next() {
+		c := counterOf(set.At().Labels(), by)
+		if signs[c] == 0 {
 			continue
 		}
-		if err := sum.chunk(m.Chunk, from, to); err != nil {
-			return err
+		it = set.At().Iterator(it)
+		if it.Next() == chunkenc.ValHistogram {
+			_, v := it.AtHistogram(&n)
+			addNative(all[c.group], v, signs[c])
+		}
+		if err := it.Err(); err != nil {
+			return errors.Join(fmt.Errorf("history: %s: %w", set.At().Labels(), err), q.Close())
 		}
 	}
-	sum.end()
-	h.Merge(&sum.total)
+	if err := errors.Join(set.Err(), q.Close()); err != nil {
+		return fmt.Errorf("history: %w", err)
+	}
 	return nil
-}
-
-// goesOn says whether a chunk begins where the one before it ended. It is in the
-// third byte of the encoding.
-func goesOn(c chunkenc.Chunk) bool {
-	b := c.Bytes()
-	return len(b) > 2 && chunkenc.CounterResetHeader(b[2]&chunkenc.CounterResetHeaderMask) == chunkenc.NotCounterReset
-}
-
-// counter follows a counter through what it has in chunks.
-type counter struct {
-	total engine.Histogram
-	last  histogram.Histogram // the newest value
-	known bool                // last is one
-	it    chunkenc.Iterator
-}
-
-// chunk follows the samples of a chunk.
-func (c *counter) chunk(chunk chunkenc.Chunk, from, to int64) error {
-	c.it = chunk.Iterator(c.it)
-	var v histogram.Histogram
-	for c.it.Next() == chunkenc.ValHistogram {
-		at := c.it.AtT()
-		if at > to {
-			break
-		}
-		_, n := c.it.AtHistogram(&v)
-		switch {
-		case at <= from:
-			// What it was at the beginning.
-			c.total = engine.Histogram{}
-			addNative(&c.total, n, -1)
-		case c.known && (n.CounterResetHint == histogram.CounterReset || n.Count < c.last.Count):
-			// A controller started: what it had been counts, and it begins at 0.
-			addNative(&c.total, &c.last, 1)
-		}
-		n.CopyTo(&c.last)
-		c.known = true
-	}
-	return c.it.Err()
-}
-
-// end counts the newest value.
-func (c *counter) end() {
-	if c.known {
-		addNative(&c.total, &c.last, 1)
-	}
 }

@@ -24,10 +24,11 @@ type writer struct {
 	bounds  []float64
 	groups  map[rollup.Key]*groupSeries
 	routers map[string]*routerSeries
-	idle    map[rollup.Key]int // steps for which a group has had no routers
-	begun   map[cellKey]bool   // whose first sample was written; not forgotten with the references
-	next    time.Time          // when routers' own series are due
-	unkept  int                // routers without series, because of the bound
+	idle    map[rollup.Key]int   // steps for which a group has had no routers
+	began   map[rollup.Key]int64 // when a group's counters began; not forgotten with the references
+	begun   map[cellKey]bool     // whose first sample was written; not forgotten with the references
+	next    time.Time            // when routers' own series are due
+	unkept  int                  // routers without series, because of the bound
 }
 
 // dropAfter is for how long a group without routers is kept.
@@ -42,7 +43,6 @@ type one struct {
 type groupSeries struct {
 	routers, reporting, reports, start one
 	cpu, memory, starts, cut, losses   one
-	began                              float64 // when this was made, which is not before its counters began
 	directions                         [2]directionSeries
 	echoes                             *[rollup.Loads]echoSeries // nil until a delay is measured
 }
@@ -72,7 +72,7 @@ type routerSeries struct {
 }
 
 func newWriter(c *Config) *writer {
-	w := &writer{config: c, bounds: bounds(), begun: map[cellKey]bool{}}
+	w := &writer{config: c, bounds: bounds(), began: map[rollup.Key]int64{}, begun: map[cellKey]bool{}}
 	w.reset()
 	return w
 }
@@ -130,6 +130,7 @@ func (w *writer) drop(gauges map[rollup.Key]*telemetry.Gauges) {
 		}
 		delete(w.idle, k)
 		delete(w.groups, k)
+		delete(w.began, k)
 		maps.DeleteFunc(w.begun, func(c cellKey, _ bool) bool { return c.Key == k })
 		return true
 	})
@@ -139,11 +140,13 @@ func (w *writer) group(s *step, g *rollup.Group, now *telemetry.Gauges) {
 	k := w.groups[g.Key]
 	if k == nil {
 		k = w.newGroup(g.Key)
-		k.began = float64(s.at) / 1e3
 		w.groups[g.Key] = k
 	}
 	if now == nil {
 		now = &telemetry.Gauges{}
+	}
+	if w.began[g.Key] == 0 {
+		w.began[g.Key] = s.at
 	}
 	sums := g.Sums()
 	s.value(&k.routers, float64(now.Routers))
@@ -157,7 +160,7 @@ func (w *writer) group(s *step, g *rollup.Group, now *telemetry.Gauges) {
 		w.echoes(s, g.Key, k, sums.Echoes)
 	}
 	s.value(&k.reports, float64(sums.Reports))
-	s.value(&k.start, k.began)
+	s.value(&k.start, float64(w.began[g.Key])/1e3)
 	for i := range sums.Directions {
 		sum, d, n := &sums.Directions[i], &k.directions[i], &now.Directions[i]
 		w.cell(s, &d.cellSeries, &sum.Cell, cellKey{Key: g.Key, direction: i})
