@@ -42,6 +42,9 @@ const (
 	// the loopback is an address for the controller's limits each.
 	atOnce    = 32
 	joinConns = 8
+
+	// tokensAtOnce is how many join tokens are made in one call.
+	tokensAtOnce = 500
 )
 
 // member is a router that has joined, as it is kept.
@@ -301,25 +304,42 @@ func (f *fleet) provision(ctx context.Context, members []member, again []wanted)
 		f.made = ids
 	}
 	tokens := pb.NewTokenServiceClient(f.operators)
-	want := make([]wanted, len(ids))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(atOnce)
-	for i, id := range ids {
-		g.Go(func() error {
-			var resp *pb.CreateTokenResponse
-			err := patient(ctx, func(ctx context.Context) (err error) {
-				resp, err = tokens.CreateToken(ctx, &pb.CreateTokenRequest{RouterId: id, Subscriber: id})
-				return err
-			})
-			if err != nil {
-				return f.refused("join token of "+id, err)
-			}
-			want[i] = wanted{id: id, token: resp.GetSecret()}
-			return nil
-		})
+	want := make([]wanted, 0, len(ids))
+	for part := range slices.Chunk(ids, tokensAtOnce) {
+		made, err := f.tokens(ctx, tokens, part)
+		if err != nil {
+			return nil, errors.Join(err, f.remove(io.Discard))
+		}
+		want = append(want, made...)
 	}
-	if err := g.Wait(); err != nil {
-		return nil, errors.Join(err, f.remove(io.Discard))
+	return want, nil
+}
+
+// tokens makes a join token for each id.
+func (f *fleet) tokens(ctx context.Context, tokens pb.TokenServiceClient, ids []string) ([]wanted, error) {
+	req := &pb.CreateTokensRequest{}
+	for _, id := range ids {
+		req.Tokens = append(req.Tokens, &pb.CreateTokenRequest{RouterId: id, Subscriber: id})
+	}
+	var resp *pb.CreateTokensResponse
+	err := patient(ctx, func(ctx context.Context) (err error) {
+		resp, err = tokens.CreateTokens(ctx, req)
+		return err
+	})
+	switch {
+	case err != nil:
+		return nil, f.refused("join tokens", err)
+	case len(resp.GetTokens()) != len(ids):
+		return nil, fmt.Errorf("join tokens: %d answers for %d", len(resp.GetTokens()), len(ids))
+	case resp.GetStopped() != "":
+		return nil, fmt.Errorf("join tokens: %s", resp.GetStopped())
+	}
+	want := make([]wanted, len(ids))
+	for i, x := range resp.GetTokens() {
+		if x.GetError() != "" {
+			return nil, fmt.Errorf("join token of %s: %s", ids[i], x.GetError())
+		}
+		want[i] = wanted{id: ids[i], token: x.GetSecret()}
 	}
 	return want, nil
 }

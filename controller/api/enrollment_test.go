@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -234,4 +235,87 @@ func TestTokens(t *testing.T) {
 	if kept {
 		t.Error("a token that is too old is kept for ever")
 	}
+}
+
+func TestCreateTokens(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	f.setPlan("gold", 20e6)
+	f.setRouter("other", "gold")
+	tokens := pb.NewTokenServiceClient(ops)
+	for name, req := range map[string]*pb.CreateTokensRequest{
+		"none":     {},
+		"too many": {Tokens: make([]*pb.CreateTokenRequest, 1001)},
+		"batch":    {Tokens: []*pb.CreateTokenRequest{{RouterId: "home-1"}}, Batch: "a b"},
+	} {
+		if _, err := tokens.CreateTokens(t.Context(), req); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	// Each is answered for itself.
+	req := &pb.CreateTokensRequest{Batch: "b", Tokens: []*pb.CreateTokenRequest{
+		{RouterId: "Home 1"}, {RouterId: "home-2", Subscriber: "nobody"}, {RouterId: "home-3", Ttl: durationpb.New(-time.Hour)},
+	}}
+	for i := range 200 {
+		req.Tokens = append(req.Tokens, &pb.CreateTokenRequest{RouterId: fmt.Sprintf("many-%d", i), Subscriber: "sub-other", Labels: map[string]string{"site": "north"}})
+	}
+	resp, err := tokens.CreateTokens(t.Context(), req)
+	if err != nil || resp.GetStopped() != "" || len(resp.GetTokens()) != len(req.Tokens) {
+		t.Fatalf("%d answers, stopped %q, %v", len(resp.GetTokens()), resp.GetStopped(), err)
+	}
+	for i, x := range resp.GetTokens() {
+		if bad := i < 3; bad != (x.GetError() != "") || bad != (x.GetSecret() == "") || !bad && x.GetToken().GetRouterId() != req.Tokens[i].RouterId {
+			t.Errorf("%d: %v", i, x)
+		}
+	}
+	last := resp.GetTokens()[202].GetSecret()
+	if r, err := f.enroll(f.dial(f.agents, nil), last, request(t, newKey(t))); err != nil || r.GetRouterId() != "many-199" {
+		t.Errorf("the last token gives %q, %v", r.GetRouterId(), err)
+	}
+
+	// A batch goes, and nothing else does.
+	f.createToken(ops, &pb.CreateTokenRequest{RouterId: "home-1"})
+	deleted := 0
+	for del := (&pb.DeleteTokensRequest{Batch: "b"}); ; {
+		resp, err := tokens.DeleteTokens(t.Context(), del)
+		if err != nil {
+			t.Fatal(err)
+		}
+		deleted += int(resp.GetDeleted())
+		if del.PageToken = resp.GetNextPageToken(); del.PageToken == "" {
+			break
+		}
+	}
+	list, err := tokens.ListTokens(t.Context(), &pb.ListTokensRequest{})
+	if err != nil || deleted != 199 || len(list.GetTokens()) != 1 {
+		t.Errorf("%d deleted, %d left, %v", deleted, len(list.GetTokens()), err)
+	}
+}
+
+// However many tokens there are, those that are too old are found in rounds.
+func TestSweepGoesRound(t *testing.T) {
+	f := newFixture(t)
+	ops := f.dial(f.operators, f.operatorCert())
+	var all []store.Token
+	for i := range 1000 {
+		x := store.Token{ID: fmt.Sprintf("t%04d", i), Router: "home-0", SecretHash: [32]byte{1}, Expires: time.Now().Add(time.Hour)}
+		if i%100 == 99 {
+			x.Expires = time.Now().Add(-time.Hour)
+		}
+		all = append(all, x)
+	}
+	if _, err := f.store.PutTokens(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+	// 64 are looked at for each new one.
+	for range 1000/64 + 2 {
+		f.createToken(ops, &pb.CreateTokenRequest{RouterId: "home-1"})
+	}
+	f.store.View(func(st *store.State) {
+		for x := range st.Tokens("") {
+			if !time.Now().Before(x.Expires) {
+				t.Errorf("token %s is too old and still there", x.ID)
+			}
+		}
+	})
 }

@@ -70,9 +70,11 @@ var rules = map[string]rule{
 	pb.AuditService_ListAuditEntries_FullMethodName: inspect,
 	pb.AuditService_UndoChange_FullMethodName:       change,
 
-	pb.TokenService_CreateToken_FullMethodName: change,
-	pb.TokenService_ListTokens_FullMethodName:  inspect,
-	pb.TokenService_DeleteToken_FullMethodName: change,
+	pb.TokenService_CreateToken_FullMethodName:  change,
+	pb.TokenService_ListTokens_FullMethodName:   inspect,
+	pb.TokenService_DeleteToken_FullMethodName:  change,
+	pb.TokenService_CreateTokens_FullMethodName: change,
+	pb.TokenService_DeleteTokens_FullMethodName: change,
 
 	pb.AdminService_GetStatus_FullMethodName:     look,
 	pb.AdminService_RepairStore_FullMethodName:   administer,

@@ -84,6 +84,7 @@ type (
 		Router     string            `json:"router"`
 		Subscriber string            `json:"subscriber,omitempty"`
 		Labels     map[string]string `json:"labels,omitempty"`
+		Batch      string            `json:"batch,omitempty"`
 		SecretHash string            `json:"secret_hash"`
 		Expires    time.Time         `json:"expires"`
 	}
@@ -162,7 +163,7 @@ func decodeKey(digits string) (k plan.Key, err error) {
 
 func encodeToken(t Token) []byte {
 	return encode(tokenRecord{
-		Schema: schema, Router: t.Router, Subscriber: t.Subscriber, Labels: t.Labels,
+		Schema: schema, Router: t.Router, Subscriber: t.Subscriber, Labels: t.Labels, Batch: t.Batch,
 		SecretHash: hex.EncodeToString(t.SecretHash[:]), Expires: t.Expires,
 	})
 }
@@ -240,7 +241,7 @@ func decodeToken(id string, value []byte, rev plan.Revision) (Token, error) {
 	if err := decode(value, &r, &r.Schema); err != nil {
 		return Token{}, err
 	}
-	t := Token{ID: id, Router: r.Router, Subscriber: r.Subscriber, Labels: r.Labels, Expires: r.Expires, Revision: rev}
+	t := Token{ID: id, Router: r.Router, Subscriber: r.Subscriber, Labels: r.Labels, Batch: r.Batch, Expires: r.Expires, Revision: rev}
 	if err := decodeHash(t.SecretHash[:], r.SecretHash); err != nil {
 		return Token{}, fmt.Errorf("secret_hash: %w", err)
 	}

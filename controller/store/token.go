@@ -15,6 +15,7 @@ type Token struct {
 	Router     string            // identity that it gives
 	Subscriber string            // whom the router will serve; empty if nobody
 	Labels     map[string]string // of the router
+	Batch      string            // names those that were made together; empty if it was made alone
 	SecretHash [32]byte          // SHA-256 of the secret
 	Expires    time.Time
 	Revision   plan.Revision
@@ -31,6 +32,11 @@ func (t Token) Validate() error {
 	if t.Expires.IsZero() {
 		return fmt.Errorf("token %s: time of expiry is missing", t.ID)
 	}
+	if t.Batch != "" {
+		if err := plan.ValidateName("batch", t.Batch); err != nil {
+			return err
+		}
+	}
 	return plan.Router{ID: t.Router, Subscriber: t.Subscriber, Labels: t.Labels}.Validate()
 }
 
@@ -39,12 +45,58 @@ func (s *Store) PutToken(ctx context.Context, t Token) error {
 	if err := t.Validate(); err != nil {
 		return invalid(KindToken, t.ID, err)
 	}
+	_, err := s.put(ctx, tokenWrite(t))
+	return err
+}
+
+func tokenWrite(t Token) write {
 	w := write{kind: KindToken, id: t.ID, value: encodeToken(t), expect: 0}
 	if t.Subscriber != "" {
 		w.ref, w.refs, w.unmarked = KindSubscriber, []string{t.Subscriber}, true
 	}
-	_, err := s.put(ctx, w)
-	return err
+	return w
+}
+
+// PutTokens stores new tokens in order, as many in a transaction as it takes.
+// The first of them, whose number it returns, are stored, also after an error,
+// which says why the next are not; after ErrUnavailable it is not known of those
+// in the transaction that was under way. Errors: those of PutToken.
+func (s *Store) PutTokens(ctx context.Context, all []Token) (stored int, err error) {
+	for _, t := range all {
+		if err := t.Validate(); err != nil {
+			return 0, invalid(KindToken, t.ID, err)
+		}
+	}
+	for stored < len(all) {
+		t := txn{}
+		for _, x := range all[stored:] {
+			if !t.add(tokenWrite(x)) {
+				break
+			}
+		}
+		if _, err := s.commit(ctx, &t); err != nil {
+			return stored, err
+		}
+		stored += len(t.writes)
+	}
+	return stored, nil
+}
+
+// DeleteTokens removes those of the tokens that there are.
+func (s *Store) DeleteTokens(ctx context.Context, ids []string) error {
+	for len(ids) > 0 {
+		t := txn{}
+		for _, id := range ids {
+			if !t.add(write{kind: KindToken, id: id, expect: Any}) {
+				break
+			}
+		}
+		if _, err := s.commit(ctx, &t); err != nil {
+			return err
+		}
+		ids = ids[len(t.writes):]
+	}
+	return nil
 }
 
 // DeleteToken removes a token. Errors: ErrNotFound.

@@ -61,6 +61,7 @@ type isp struct {
 	dir     string
 	address string // of the agents' door
 	log     *logBuffer
+	ready   controller.Ready
 	stop    func()
 
 	routers pb.RouterServiceClient
@@ -98,7 +99,7 @@ func (p *isp) run(replaceAuthority bool) (controller.Ready, error) {
 	go func() { done <- c.Run(ctx) }()
 	select {
 	case r := <-ready:
-		p.address = r.Agents.String()
+		p.address, p.ready = r.Agents.String(), r
 		p.stop = sync.OnceFunc(func() {
 			cancel()
 			if err := <-done; err != nil {

@@ -222,7 +222,7 @@ standard input. Lines that are wrong are listed and the others are taken.`,
 				if c.Flags().NFlag() > 1 && (x.RouterId != "" || x.Subscriber != "" || x.Fingerprint != "" || len(labels) > 0) {
 					return errors.New("--file: the file says who is who; the other flags are for one serial")
 				}
-				lines, wrong, err = readProvision(file)
+				lines, wrong, err = readProvision(file, "serial")
 				if err != nil {
 					return failure{err}
 				}
@@ -305,7 +305,8 @@ func (a *app) provision(c *cobra.Command, lines []provisionLine, wrong []string)
 // maxProvisionFile bounds a file, bytes.
 const maxProvisionFile = 64 << 20
 
-func readProvision(path string) (lines []provisionLine, wrong []string, err error) {
+// readProvision reads a file of routers that the column by names.
+func readProvision(path, by string) (lines []provisionLine, wrong []string, err error) {
 	f := os.Stdin
 	if path != "-" {
 		if f, err = os.Open(path); err != nil {
@@ -324,7 +325,7 @@ func readProvision(path string) (lines []provisionLine, wrong []string, err erro
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
-	lines, wrong, err = parseProvision(text)
+	lines, wrong, err = parseProvision(text, by)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -332,7 +333,7 @@ func readProvision(path string) (lines []provisionLine, wrong []string, err erro
 }
 
 // parseProvision reads CSV. wrong says of lines what is wrong with them.
-func parseProvision(text string) (lines []provisionLine, wrong []string, err error) {
+func parseProvision(text, by string) (lines []provisionLine, wrong []string, err error) {
 	head, _, _ := strings.Cut(text, "\n")
 	r := csv.NewReader(strings.NewReader(text))
 	if !strings.Contains(head, ",") && strings.Contains(head, ";") {
@@ -355,8 +356,8 @@ func parseProvision(text string) (lines []provisionLine, wrong []string, err err
 			return nil, nil, fmt.Errorf("line 1: two columns are named %s", names[i])
 		}
 	}
-	if !slices.Contains(names, "serial") {
-		return nil, nil, fmt.Errorf("line 1: no column is named serial; the columns are %s", strings.Join(names, ", "))
+	if !slices.Contains(names, by) {
+		return nil, nil, fmt.Errorf("line 1: no column is named %s; the columns are %s", by, strings.Join(names, ", "))
 	}
 	seen := map[string]int{}
 	for {
@@ -373,11 +374,15 @@ func parseProvision(text string) (lines []provisionLine, wrong []string, err err
 			continue
 		}
 		x := provisioned(names, fields)
-		if before := seen[x.Serial]; before != 0 {
-			wrong = append(wrong, fmt.Sprintf("line %d: serial %s is in line %d too", line, x.Serial, before))
+		id := x.Serial
+		if by == "router" {
+			id = x.RouterId
+		}
+		if before := seen[id]; before != 0 {
+			wrong = append(wrong, fmt.Sprintf("line %d: %s %s is in line %d too", line, by, id, before))
 			continue
 		}
-		seen[x.Serial] = line
+		seen[id] = line
 		lines = append(lines, provisionLine{line, x})
 	}
 }

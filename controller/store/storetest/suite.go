@@ -50,6 +50,7 @@ func Suite(t *testing.T, open func(t *testing.T, onChange ...func(store.Change))
 		{"layers", layers},
 		{"listing", listing},
 		{"token is used once", tokenIsUsedOnce},
+		{"many tokens", manyTokens},
 		{"token is refused", tokenIsRefused},
 		{"token of a known router", tokenOfKnownRouter},
 		{"schedules", schedules},
@@ -470,6 +471,45 @@ func tokenIsUsedOnce(t *testing.T, s *store.Store) {
 			t.Errorf("%d of %d uses succeeded, token there: %t, router %+v", won, uses, there, r)
 		}
 	})
+}
+
+// manyTokens stores more than fit one transaction, and removes them.
+func manyTokens(t *testing.T, s *store.Store) {
+	ctx := t.Context()
+	must(s.PutPlan(ctx, Plan("gold", 1, 1), 0))
+	must(s.PutSubscriber(ctx, plan.Subscriber{ID: "1", Plan: "gold"}, 0))
+	var all []store.Token
+	var ids []string
+	for i := range 300 {
+		x := token(fmt.Sprintf("t%03d", i), fmt.Sprintf("r%03d", i), "1")
+		x.Batch = "b"
+		all, ids = append(all, x), append(ids, x.ID)
+	}
+	count := func() (n int) {
+		s.View(func(st *store.State) {
+			for x := range st.Tokens("") {
+				if x.Batch != "b" {
+					t.Errorf("token %s is of batch %q", x.ID, x.Batch)
+				}
+				n++
+			}
+		})
+		return n
+	}
+	bad := slices.Clone(all)
+	bad[299].Subscriber = "nobody"
+	n, err := s.PutTokens(ctx, bad)
+	is(t, err, store.ErrDangling)
+	if n == 0 || n == 300 || n != count() {
+		t.Errorf("%d are said to be stored, %d are", n, count())
+	}
+	if m, err := s.PutTokens(ctx, all[n:]); err != nil || n+m != 300 || count() != 300 {
+		t.Errorf("%d more, %v: %d are stored", m, err, count())
+	}
+	ok(t, s.DeleteTokens(ctx, append(ids, "never")))
+	if count() != 0 {
+		t.Errorf("%d are left", count())
+	}
 }
 
 func tokenIsRefused(t *testing.T, s *store.Store) {

@@ -1258,7 +1258,9 @@ type Token struct {
 	// When it ends.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// Labels that the router will have.
-	Labels        map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Those that were made together; empty if it was made alone.
+	Batch         string `protobuf:"bytes,6,opt,name=batch,proto3" json:"batch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1326,6 +1328,13 @@ func (x *Token) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *Token) GetBatch() string {
+	if x != nil {
+		return x.Batch
+	}
+	return ""
 }
 
 // CreateTokenRequest says what the token is for.
@@ -1650,6 +1659,292 @@ func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
 	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{27}
 }
 
+// CreateTokensRequest says what the tokens are for.
+type CreateTokensRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tokens, 1 to 1000.
+	Tokens []*CreateTokenRequest `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	// Names those that are made together, in any number of calls: 1 to 64 letters,
+	// digits, ".", "_" and "-". May be empty.
+	Batch         string `protobuf:"bytes,2,opt,name=batch,proto3" json:"batch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokensRequest) Reset() {
+	*x = CreateTokensRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokensRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokensRequest) ProtoMessage() {}
+
+func (x *CreateTokensRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokensRequest.ProtoReflect.Descriptor instead.
+func (*CreateTokensRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *CreateTokensRequest) GetTokens() []*CreateTokenRequest {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+func (x *CreateTokensRequest) GetBatch() string {
+	if x != nil {
+		return x.Batch
+	}
+	return ""
+}
+
+// CreateTokensResponse answers each.
+type CreateTokensResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What became of each token, in the order of the request.
+	Tokens []*CreatedToken `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
+	// Why the tokens without secret and error were not tried, and the next ones
+	// would not work out either; empty if all were.
+	Stopped       string `protobuf:"bytes,2,opt,name=stopped,proto3" json:"stopped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTokensResponse) Reset() {
+	*x = CreateTokensResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTokensResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTokensResponse) ProtoMessage() {}
+
+func (x *CreateTokensResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTokensResponse.ProtoReflect.Descriptor instead.
+func (*CreateTokensResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *CreateTokensResponse) GetTokens() []*CreatedToken {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+func (x *CreateTokensResponse) GetStopped() string {
+	if x != nil {
+		return x.Stopped
+	}
+	return ""
+}
+
+// CreatedToken is a token that was asked for.
+type CreatedToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The token; absent if it was not made.
+	Token *Token `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	// What the router must present; empty if it was not made.
+	Secret string `protobuf:"bytes,2,opt,name=secret,proto3" json:"secret,omitempty"`
+	// Why it was not made.
+	Error         string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatedToken) Reset() {
+	*x = CreatedToken{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatedToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatedToken) ProtoMessage() {}
+
+func (x *CreatedToken) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatedToken.ProtoReflect.Descriptor instead.
+func (*CreatedToken) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *CreatedToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *CreatedToken) GetSecret() string {
+	if x != nil {
+		return x.Secret
+	}
+	return ""
+}
+
+func (x *CreatedToken) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// DeleteTokensRequest names tokens that were made together.
+type DeleteTokensRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The batch.
+	Batch string `protobuf:"bytes,1,opt,name=batch,proto3" json:"batch,omitempty"`
+	// From the previous page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTokensRequest) Reset() {
+	*x = DeleteTokensRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTokensRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTokensRequest) ProtoMessage() {}
+
+func (x *DeleteTokensRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTokensRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTokensRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *DeleteTokensRequest) GetBatch() string {
+	if x != nil {
+		return x.Batch
+	}
+	return ""
+}
+
+func (x *DeleteTokensRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// DeleteTokensResponse says how far it came.
+type DeleteTokensResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tokens that are useless now.
+	Deleted uint32 `protobuf:"varint,1,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// For the next page; empty at the end.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTokensResponse) Reset() {
+	*x = DeleteTokensResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTokensResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTokensResponse) ProtoMessage() {}
+
+func (x *DeleteTokensResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTokensResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTokensResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DeleteTokensResponse) GetDeleted() uint32 {
+	if x != nil {
+		return x.Deleted
+	}
+	return 0
+}
+
+func (x *DeleteTokensResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
 var File_cakefleet_v1_enrollment_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
@@ -1739,7 +2034,7 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\",\n" +
 	"\x12UnprovisionRequest\x12\x16\n" +
 	"\x06serial\x18\x01 \x01(\tR\x06serial\"\x15\n" +
-	"\x13UnprovisionResponse\"\x85\x02\n" +
+	"\x13UnprovisionResponse\"\x9b\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1b\n" +
 	"\trouter_id\x18\x02 \x01(\tR\brouterId\x12\x1e\n" +
@@ -1748,7 +2043,8 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"subscriber\x12;\n" +
 	"\vexpire_time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x127\n" +
-	"\x06labels\x18\x05 \x03(\v2\x1f.cakefleet.v1.Token.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\x05 \x03(\v2\x1f.cakefleet.v1.Token.LabelsEntryR\x06labels\x12\x14\n" +
+	"\x05batch\x18\x06 \x01(\tR\x05batch\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xff\x01\n" +
@@ -1774,7 +2070,24 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"$\n" +
 	"\x12DeleteTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13DeleteTokenResponse2\x9a\x01\n" +
+	"\x13DeleteTokenResponse\"e\n" +
+	"\x13CreateTokensRequest\x128\n" +
+	"\x06tokens\x18\x01 \x03(\v2 .cakefleet.v1.CreateTokenRequestR\x06tokens\x12\x14\n" +
+	"\x05batch\x18\x02 \x01(\tR\x05batch\"d\n" +
+	"\x14CreateTokensResponse\x122\n" +
+	"\x06tokens\x18\x01 \x03(\v2\x1a.cakefleet.v1.CreatedTokenR\x06tokens\x12\x18\n" +
+	"\astopped\x18\x02 \x01(\tR\astopped\"g\n" +
+	"\fCreatedToken\x12)\n" +
+	"\x05token\x18\x01 \x01(\v2\x13.cakefleet.v1.TokenR\x05token\x12\x16\n" +
+	"\x06secret\x18\x02 \x01(\tR\x06secret\x12\x14\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"J\n" +
+	"\x13DeleteTokensRequest\x12\x14\n" +
+	"\x05batch\x18\x01 \x01(\tR\x05batch\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"X\n" +
+	"\x14DeleteTokensResponse\x12\x18\n" +
+	"\adeleted\x18\x01 \x01(\rR\adeleted\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x9a\x01\n" +
 	"\x11EnrollmentService\x12C\n" +
 	"\x06Enroll\x12\x1b.cakefleet.v1.EnrollRequest\x1a\x1c.cakefleet.v1.EnrollResponse\x12@\n" +
 	"\x05Renew\x12\x1a.cakefleet.v1.RenewRequest\x1a\x1b.cakefleet.v1.RenewResponse2\xc7\x04\n" +
@@ -1785,12 +2098,14 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\x06Reject\x12\x1b.cakefleet.v1.RejectRequest\x1a\x1c.cakefleet.v1.RejectResponse\x12L\n" +
 	"\tProvision\x12\x1e.cakefleet.v1.ProvisionRequest\x1a\x1f.cakefleet.v1.ProvisionResponse\x12^\n" +
 	"\x0fListProvisioned\x12$.cakefleet.v1.ListProvisionedRequest\x1a%.cakefleet.v1.ListProvisionedResponse\x12R\n" +
-	"\vUnprovision\x12 .cakefleet.v1.UnprovisionRequest\x1a!.cakefleet.v1.UnprovisionResponse2\x87\x02\n" +
+	"\vUnprovision\x12 .cakefleet.v1.UnprovisionRequest\x1a!.cakefleet.v1.UnprovisionResponse2\xb5\x03\n" +
 	"\fTokenService\x12R\n" +
 	"\vCreateToken\x12 .cakefleet.v1.CreateTokenRequest\x1a!.cakefleet.v1.CreateTokenResponse\x12O\n" +
 	"\n" +
 	"ListTokens\x12\x1f.cakefleet.v1.ListTokensRequest\x1a .cakefleet.v1.ListTokensResponse\x12R\n" +
-	"\vDeleteToken\x12 .cakefleet.v1.DeleteTokenRequest\x1a!.cakefleet.v1.DeleteTokenResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
+	"\vDeleteToken\x12 .cakefleet.v1.DeleteTokenRequest\x1a!.cakefleet.v1.DeleteTokenResponse\x12U\n" +
+	"\fCreateTokens\x12!.cakefleet.v1.CreateTokensRequest\x1a\".cakefleet.v1.CreateTokensResponse\x12U\n" +
+	"\fDeleteTokens\x12!.cakefleet.v1.DeleteTokensRequest\x1a\".cakefleet.v1.DeleteTokensResponseB?Z=github.com/cakefleet/cakefleet/proto/cakefleet/v1;cakefleetv1b\x06proto3"
 
 var (
 	file_cakefleet_v1_enrollment_proto_rawDescOnce sync.Once
@@ -1804,7 +2119,7 @@ func file_cakefleet_v1_enrollment_proto_rawDescGZIP() []byte {
 	return file_cakefleet_v1_enrollment_proto_rawDescData
 }
 
-var file_cakefleet_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_cakefleet_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_cakefleet_v1_enrollment_proto_goTypes = []any{
 	(*EnrollRequest)(nil),           // 0: cakefleet.v1.EnrollRequest
 	(*EnrollResponse)(nil),          // 1: cakefleet.v1.EnrollResponse
@@ -1834,60 +2149,72 @@ var file_cakefleet_v1_enrollment_proto_goTypes = []any{
 	(*ListTokensResponse)(nil),      // 25: cakefleet.v1.ListTokensResponse
 	(*DeleteTokenRequest)(nil),      // 26: cakefleet.v1.DeleteTokenRequest
 	(*DeleteTokenResponse)(nil),     // 27: cakefleet.v1.DeleteTokenResponse
-	nil,                             // 28: cakefleet.v1.ApproveRequest.LabelsEntry
-	nil,                             // 29: cakefleet.v1.ProvisionedRouter.LabelsEntry
-	nil,                             // 30: cakefleet.v1.Token.LabelsEntry
-	nil,                             // 31: cakefleet.v1.CreateTokenRequest.LabelsEntry
-	(*durationpb.Duration)(nil),     // 32: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 33: google.protobuf.Timestamp
+	(*CreateTokensRequest)(nil),     // 28: cakefleet.v1.CreateTokensRequest
+	(*CreateTokensResponse)(nil),    // 29: cakefleet.v1.CreateTokensResponse
+	(*CreatedToken)(nil),            // 30: cakefleet.v1.CreatedToken
+	(*DeleteTokensRequest)(nil),     // 31: cakefleet.v1.DeleteTokensRequest
+	(*DeleteTokensResponse)(nil),    // 32: cakefleet.v1.DeleteTokensResponse
+	nil,                             // 33: cakefleet.v1.ApproveRequest.LabelsEntry
+	nil,                             // 34: cakefleet.v1.ProvisionedRouter.LabelsEntry
+	nil,                             // 35: cakefleet.v1.Token.LabelsEntry
+	nil,                             // 36: cakefleet.v1.CreateTokenRequest.LabelsEntry
+	(*durationpb.Duration)(nil),     // 37: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),   // 38: google.protobuf.Timestamp
 }
 var file_cakefleet_v1_enrollment_proto_depIdxs = []int32{
 	2,  // 0: cakefleet.v1.EnrollResponse.waiting:type_name -> cakefleet.v1.Waiting
-	32, // 1: cakefleet.v1.Waiting.retry_after:type_name -> google.protobuf.Duration
-	33, // 2: cakefleet.v1.GetAuthorityResponse.expire_time:type_name -> google.protobuf.Timestamp
-	33, // 3: cakefleet.v1.PendingRouter.since:type_name -> google.protobuf.Timestamp
-	33, // 4: cakefleet.v1.PendingRouter.last_seen:type_name -> google.protobuf.Timestamp
+	37, // 1: cakefleet.v1.Waiting.retry_after:type_name -> google.protobuf.Duration
+	38, // 2: cakefleet.v1.GetAuthorityResponse.expire_time:type_name -> google.protobuf.Timestamp
+	38, // 3: cakefleet.v1.PendingRouter.since:type_name -> google.protobuf.Timestamp
+	38, // 4: cakefleet.v1.PendingRouter.last_seen:type_name -> google.protobuf.Timestamp
 	14, // 5: cakefleet.v1.PendingRouter.provisioned:type_name -> cakefleet.v1.ProvisionedRouter
 	7,  // 6: cakefleet.v1.ListPendingResponse.pending:type_name -> cakefleet.v1.PendingRouter
-	28, // 7: cakefleet.v1.ApproveRequest.labels:type_name -> cakefleet.v1.ApproveRequest.LabelsEntry
-	29, // 8: cakefleet.v1.ProvisionedRouter.labels:type_name -> cakefleet.v1.ProvisionedRouter.LabelsEntry
+	33, // 7: cakefleet.v1.ApproveRequest.labels:type_name -> cakefleet.v1.ApproveRequest.LabelsEntry
+	34, // 8: cakefleet.v1.ProvisionedRouter.labels:type_name -> cakefleet.v1.ProvisionedRouter.LabelsEntry
 	14, // 9: cakefleet.v1.ProvisionRequest.routers:type_name -> cakefleet.v1.ProvisionedRouter
 	14, // 10: cakefleet.v1.ListProvisionedResponse.routers:type_name -> cakefleet.v1.ProvisionedRouter
-	33, // 11: cakefleet.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	30, // 12: cakefleet.v1.Token.labels:type_name -> cakefleet.v1.Token.LabelsEntry
-	32, // 13: cakefleet.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	31, // 14: cakefleet.v1.CreateTokenRequest.labels:type_name -> cakefleet.v1.CreateTokenRequest.LabelsEntry
+	38, // 11: cakefleet.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	35, // 12: cakefleet.v1.Token.labels:type_name -> cakefleet.v1.Token.LabelsEntry
+	37, // 13: cakefleet.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	36, // 14: cakefleet.v1.CreateTokenRequest.labels:type_name -> cakefleet.v1.CreateTokenRequest.LabelsEntry
 	21, // 15: cakefleet.v1.CreateTokenResponse.token:type_name -> cakefleet.v1.Token
 	21, // 16: cakefleet.v1.ListTokensResponse.tokens:type_name -> cakefleet.v1.Token
-	0,  // 17: cakefleet.v1.EnrollmentService.Enroll:input_type -> cakefleet.v1.EnrollRequest
-	3,  // 18: cakefleet.v1.EnrollmentService.Renew:input_type -> cakefleet.v1.RenewRequest
-	5,  // 19: cakefleet.v1.JoinService.GetAuthority:input_type -> cakefleet.v1.GetAuthorityRequest
-	8,  // 20: cakefleet.v1.JoinService.ListPending:input_type -> cakefleet.v1.ListPendingRequest
-	10, // 21: cakefleet.v1.JoinService.Approve:input_type -> cakefleet.v1.ApproveRequest
-	12, // 22: cakefleet.v1.JoinService.Reject:input_type -> cakefleet.v1.RejectRequest
-	15, // 23: cakefleet.v1.JoinService.Provision:input_type -> cakefleet.v1.ProvisionRequest
-	17, // 24: cakefleet.v1.JoinService.ListProvisioned:input_type -> cakefleet.v1.ListProvisionedRequest
-	19, // 25: cakefleet.v1.JoinService.Unprovision:input_type -> cakefleet.v1.UnprovisionRequest
-	22, // 26: cakefleet.v1.TokenService.CreateToken:input_type -> cakefleet.v1.CreateTokenRequest
-	24, // 27: cakefleet.v1.TokenService.ListTokens:input_type -> cakefleet.v1.ListTokensRequest
-	26, // 28: cakefleet.v1.TokenService.DeleteToken:input_type -> cakefleet.v1.DeleteTokenRequest
-	1,  // 29: cakefleet.v1.EnrollmentService.Enroll:output_type -> cakefleet.v1.EnrollResponse
-	4,  // 30: cakefleet.v1.EnrollmentService.Renew:output_type -> cakefleet.v1.RenewResponse
-	6,  // 31: cakefleet.v1.JoinService.GetAuthority:output_type -> cakefleet.v1.GetAuthorityResponse
-	9,  // 32: cakefleet.v1.JoinService.ListPending:output_type -> cakefleet.v1.ListPendingResponse
-	11, // 33: cakefleet.v1.JoinService.Approve:output_type -> cakefleet.v1.ApproveResponse
-	13, // 34: cakefleet.v1.JoinService.Reject:output_type -> cakefleet.v1.RejectResponse
-	16, // 35: cakefleet.v1.JoinService.Provision:output_type -> cakefleet.v1.ProvisionResponse
-	18, // 36: cakefleet.v1.JoinService.ListProvisioned:output_type -> cakefleet.v1.ListProvisionedResponse
-	20, // 37: cakefleet.v1.JoinService.Unprovision:output_type -> cakefleet.v1.UnprovisionResponse
-	23, // 38: cakefleet.v1.TokenService.CreateToken:output_type -> cakefleet.v1.CreateTokenResponse
-	25, // 39: cakefleet.v1.TokenService.ListTokens:output_type -> cakefleet.v1.ListTokensResponse
-	27, // 40: cakefleet.v1.TokenService.DeleteToken:output_type -> cakefleet.v1.DeleteTokenResponse
-	29, // [29:41] is the sub-list for method output_type
-	17, // [17:29] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	22, // 17: cakefleet.v1.CreateTokensRequest.tokens:type_name -> cakefleet.v1.CreateTokenRequest
+	30, // 18: cakefleet.v1.CreateTokensResponse.tokens:type_name -> cakefleet.v1.CreatedToken
+	21, // 19: cakefleet.v1.CreatedToken.token:type_name -> cakefleet.v1.Token
+	0,  // 20: cakefleet.v1.EnrollmentService.Enroll:input_type -> cakefleet.v1.EnrollRequest
+	3,  // 21: cakefleet.v1.EnrollmentService.Renew:input_type -> cakefleet.v1.RenewRequest
+	5,  // 22: cakefleet.v1.JoinService.GetAuthority:input_type -> cakefleet.v1.GetAuthorityRequest
+	8,  // 23: cakefleet.v1.JoinService.ListPending:input_type -> cakefleet.v1.ListPendingRequest
+	10, // 24: cakefleet.v1.JoinService.Approve:input_type -> cakefleet.v1.ApproveRequest
+	12, // 25: cakefleet.v1.JoinService.Reject:input_type -> cakefleet.v1.RejectRequest
+	15, // 26: cakefleet.v1.JoinService.Provision:input_type -> cakefleet.v1.ProvisionRequest
+	17, // 27: cakefleet.v1.JoinService.ListProvisioned:input_type -> cakefleet.v1.ListProvisionedRequest
+	19, // 28: cakefleet.v1.JoinService.Unprovision:input_type -> cakefleet.v1.UnprovisionRequest
+	22, // 29: cakefleet.v1.TokenService.CreateToken:input_type -> cakefleet.v1.CreateTokenRequest
+	24, // 30: cakefleet.v1.TokenService.ListTokens:input_type -> cakefleet.v1.ListTokensRequest
+	26, // 31: cakefleet.v1.TokenService.DeleteToken:input_type -> cakefleet.v1.DeleteTokenRequest
+	28, // 32: cakefleet.v1.TokenService.CreateTokens:input_type -> cakefleet.v1.CreateTokensRequest
+	31, // 33: cakefleet.v1.TokenService.DeleteTokens:input_type -> cakefleet.v1.DeleteTokensRequest
+	1,  // 34: cakefleet.v1.EnrollmentService.Enroll:output_type -> cakefleet.v1.EnrollResponse
+	4,  // 35: cakefleet.v1.EnrollmentService.Renew:output_type -> cakefleet.v1.RenewResponse
+	6,  // 36: cakefleet.v1.JoinService.GetAuthority:output_type -> cakefleet.v1.GetAuthorityResponse
+	9,  // 37: cakefleet.v1.JoinService.ListPending:output_type -> cakefleet.v1.ListPendingResponse
+	11, // 38: cakefleet.v1.JoinService.Approve:output_type -> cakefleet.v1.ApproveResponse
+	13, // 39: cakefleet.v1.JoinService.Reject:output_type -> cakefleet.v1.RejectResponse
+	16, // 40: cakefleet.v1.JoinService.Provision:output_type -> cakefleet.v1.ProvisionResponse
+	18, // 41: cakefleet.v1.JoinService.ListProvisioned:output_type -> cakefleet.v1.ListProvisionedResponse
+	20, // 42: cakefleet.v1.JoinService.Unprovision:output_type -> cakefleet.v1.UnprovisionResponse
+	23, // 43: cakefleet.v1.TokenService.CreateToken:output_type -> cakefleet.v1.CreateTokenResponse
+	25, // 44: cakefleet.v1.TokenService.ListTokens:output_type -> cakefleet.v1.ListTokensResponse
+	27, // 45: cakefleet.v1.TokenService.DeleteToken:output_type -> cakefleet.v1.DeleteTokenResponse
+	29, // 46: cakefleet.v1.TokenService.CreateTokens:output_type -> cakefleet.v1.CreateTokensResponse
+	32, // 47: cakefleet.v1.TokenService.DeleteTokens:output_type -> cakefleet.v1.DeleteTokensResponse
+	34, // [34:48] is the sub-list for method output_type
+	20, // [20:34] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_enrollment_proto_init() }
@@ -1901,7 +2228,7 @@ func file_cakefleet_v1_enrollment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_enrollment_proto_rawDesc), len(file_cakefleet_v1_enrollment_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -535,9 +535,11 @@ var JoinService_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	TokenService_CreateToken_FullMethodName = "/cakefleet.v1.TokenService/CreateToken"
-	TokenService_ListTokens_FullMethodName  = "/cakefleet.v1.TokenService/ListTokens"
-	TokenService_DeleteToken_FullMethodName = "/cakefleet.v1.TokenService/DeleteToken"
+	TokenService_CreateToken_FullMethodName  = "/cakefleet.v1.TokenService/CreateToken"
+	TokenService_ListTokens_FullMethodName   = "/cakefleet.v1.TokenService/ListTokens"
+	TokenService_DeleteToken_FullMethodName  = "/cakefleet.v1.TokenService/DeleteToken"
+	TokenService_CreateTokens_FullMethodName = "/cakefleet.v1.TokenService/CreateTokens"
+	TokenService_DeleteTokens_FullMethodName = "/cakefleet.v1.TokenService/DeleteTokens"
 )
 
 // TokenServiceClient is the client API for TokenService service.
@@ -552,6 +554,12 @@ type TokenServiceClient interface {
 	ListTokens(ctx context.Context, in *ListTokensRequest, opts ...grpc.CallOption) (*ListTokensResponse, error)
 	// DeleteToken makes a token useless.
 	DeleteToken(ctx context.Context, in *DeleteTokenRequest, opts ...grpc.CallOption) (*DeleteTokenResponse, error)
+	// CreateTokens makes many join tokens, each answered for itself: one whose
+	// secret is in the answer is stored, any other is not.
+	CreateTokens(ctx context.Context, in *CreateTokensRequest, opts ...grpc.CallOption) (*CreateTokensResponse, error)
+	// DeleteTokens makes the tokens of a batch useless, those that were never
+	// shown too, a page of them a call.
+	DeleteTokens(ctx context.Context, in *DeleteTokensRequest, opts ...grpc.CallOption) (*DeleteTokensResponse, error)
 }
 
 type tokenServiceClient struct {
@@ -592,6 +600,26 @@ func (c *tokenServiceClient) DeleteToken(ctx context.Context, in *DeleteTokenReq
 	return out, nil
 }
 
+func (c *tokenServiceClient) CreateTokens(ctx context.Context, in *CreateTokensRequest, opts ...grpc.CallOption) (*CreateTokensResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateTokensResponse)
+	err := c.cc.Invoke(ctx, TokenService_CreateTokens_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *tokenServiceClient) DeleteTokens(ctx context.Context, in *DeleteTokensRequest, opts ...grpc.CallOption) (*DeleteTokensResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteTokensResponse)
+	err := c.cc.Invoke(ctx, TokenService_DeleteTokens_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // TokenServiceServer is the server API for TokenService service.
 // All implementations must embed UnimplementedTokenServiceServer
 // for forward compatibility.
@@ -604,6 +632,12 @@ type TokenServiceServer interface {
 	ListTokens(context.Context, *ListTokensRequest) (*ListTokensResponse, error)
 	// DeleteToken makes a token useless.
 	DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenResponse, error)
+	// CreateTokens makes many join tokens, each answered for itself: one whose
+	// secret is in the answer is stored, any other is not.
+	CreateTokens(context.Context, *CreateTokensRequest) (*CreateTokensResponse, error)
+	// DeleteTokens makes the tokens of a batch useless, those that were never
+	// shown too, a page of them a call.
+	DeleteTokens(context.Context, *DeleteTokensRequest) (*DeleteTokensResponse, error)
 	mustEmbedUnimplementedTokenServiceServer()
 }
 
@@ -622,6 +656,12 @@ func (UnimplementedTokenServiceServer) ListTokens(context.Context, *ListTokensRe
 }
 func (UnimplementedTokenServiceServer) DeleteToken(context.Context, *DeleteTokenRequest) (*DeleteTokenResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteToken not implemented")
+}
+func (UnimplementedTokenServiceServer) CreateTokens(context.Context, *CreateTokensRequest) (*CreateTokensResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateTokens not implemented")
+}
+func (UnimplementedTokenServiceServer) DeleteTokens(context.Context, *DeleteTokensRequest) (*DeleteTokensResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteTokens not implemented")
 }
 func (UnimplementedTokenServiceServer) mustEmbedUnimplementedTokenServiceServer() {}
 func (UnimplementedTokenServiceServer) testEmbeddedByValue()                      {}
@@ -698,6 +738,42 @@ func _TokenService_DeleteToken_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TokenService_CreateTokens_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateTokensRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TokenServiceServer).CreateTokens(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TokenService_CreateTokens_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TokenServiceServer).CreateTokens(ctx, req.(*CreateTokensRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TokenService_DeleteTokens_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteTokensRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TokenServiceServer).DeleteTokens(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TokenService_DeleteTokens_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TokenServiceServer).DeleteTokens(ctx, req.(*DeleteTokensRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // TokenService_ServiceDesc is the grpc.ServiceDesc for TokenService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -716,6 +792,14 @@ var TokenService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteToken",
 			Handler:    _TokenService_DeleteToken_Handler,
+		},
+		{
+			MethodName: "CreateTokens",
+			Handler:    _TokenService_CreateTokens_Handler,
+		},
+		{
+			MethodName: "DeleteTokens",
+			Handler:    _TokenService_DeleteTokens_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
