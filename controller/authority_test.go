@@ -23,7 +23,7 @@ func TestStatusWarnsOfAuthority(t *testing.T) {
 			if _, err := identity.Open(dir, now.Add(left-fresh.Ends().Sub(now))); err != nil {
 				t.Fatal(err)
 			}
-			resp, err := pb.NewAdminServiceClient(start(t, dir).operator()).GetStatus(t.Context(), &pb.GetStatusRequest{})
+			resp, err := pb.NewAdminServiceClient(start(t, dir).Operate(t)).GetStatus(t.Context(), &pb.GetStatusRequest{})
 			if err != nil {
 				t.Fatal(err)
 			}

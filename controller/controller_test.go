@@ -19,10 +19,10 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"github.com/cakefleet/cakefleet/controller"
+	"github.com/cakefleet/cakefleet/controller/controllertest"
 	"github.com/cakefleet/cakefleet/controller/identity"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -34,51 +34,27 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // running is a controller with its own etcd, on ports of the loopback.
 type running struct {
-	t     *testing.T
-	dir   string
-	ready controller.Ready
-	stop  func() error
+	*controllertest.Running
+	t   *testing.T
+	dir string
+}
+
+// config is one with every door.
+func config(dir string) controller.Config {
+	c := controllertest.Config(dir)
+	c.ListenHTTP, c.ListenAdmin = "127.0.0.1:0", "127.0.0.1:0"
+	return c
 }
 
 // start runs a controller on a data directory until stop, or the test, ends.
 func start(t *testing.T, dir string, change ...func(*controller.Config)) *running {
 	t.Helper()
-	ready, done := make(chan controller.Ready, 1), make(chan error, 1)
-	c := controller.DefaultConfig()
-	c.DataDir, c.ListenAgents, c.ListenOperators, c.ListenHTTP, c.ListenAdmin = dir, "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	c := config(dir)
 	c.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Info, Output: testWriter{t}})
-	c.Ready = func(r controller.Ready) { ready <- r }
 	for _, fn := range change {
 		fn(&c)
 	}
-	ctl, err := controller.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	go func() { done <- ctl.Run(ctx) }()
-	r := &running{t: t, dir: dir}
-	stopped := false
-	r.stop = func() error {
-		cancel()
-		if stopped {
-			return nil
-		}
-		stopped = true
-		return <-done
-	}
-	select {
-	case r.ready = <-ready:
-	case err := <-done:
-		cancel()
-		t.Fatalf("run: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := r.stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
-	})
-	return r
+	return &running{controllertest.Start(t, c), t, dir}
 }
 
 // testWriter shows the log of a test that fails.
@@ -87,34 +63,6 @@ type testWriter struct{ t *testing.T }
 func (w testWriter) Write(p []byte) (int, error) {
 	w.t.Logf("%s", strings.TrimRight(string(p), "\n"))
 	return len(p), nil
-}
-
-func (r *running) dial(address net.Addr, certs ...tls.Certificate) *grpc.ClientConn {
-	r.t.Helper()
-	text, err := os.ReadFile(filepath.Join(r.dir, "ca.pem"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text)
-	conn, err := grpc.NewClient(address.String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		RootCAs: roots, ServerName: identity.ServerName, Certificates: certs,
-	})))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { _ = conn.Close() })
-	return conn
-}
-
-// operator connects with the credentials that the first start wrote.
-func (r *running) operator() *grpc.ClientConn {
-	r.t.Helper()
-	pair, err := tls.LoadX509KeyPair(r.ready.Credentials, r.ready.Credentials)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return r.dial(r.ready.Operators, pair)
 }
 
 // enroll trades a token for a certificate.
@@ -128,7 +76,7 @@ func (r *running) enroll(token string) tls.Certificate {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	resp, err := pb.NewEnrollmentServiceClient(r.dial(r.ready.Agents)).Enroll(r.t.Context(), &pb.EnrollRequest{Token: token, Csr: csr})
+	resp, err := pb.NewEnrollmentServiceClient(r.Dial(r.t, r.Agents)).Enroll(r.t.Context(), &pb.EnrollRequest{Token: token, Csr: csr})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -140,7 +88,7 @@ func (r *running) session(cert tls.Certificate, hello *pb.Hello) (pb.SessionServ
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(r.t.Context(), time.Minute)
 	r.t.Cleanup(cancel)
-	stream, err := pb.NewSessionServiceClient(r.dial(r.ready.Agents, cert)).Connect(ctx)
+	stream, err := pb.NewSessionServiceClient(r.Dial(r.t, r.Agents, cert)).Connect(ctx)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -212,10 +160,10 @@ func setGold(t *testing.T, ops *grpc.ClientConn, rate engine.BitsPerSecond) *pb.
 func TestFirstLight(t *testing.T) {
 	dir := t.TempDir()
 	r := start(t, dir)
-	if !r.ready.NewFile || r.ready.Credentials != filepath.Join(dir, "operator.pem") {
-		t.Errorf("first start: %+v", r.ready)
+	if !r.NewFile || r.Credentials != filepath.Join(dir, "operator.pem") {
+		t.Errorf("first start: %+v", r.Ready)
 	}
-	ops := r.operator()
+	ops := r.Operate(t)
 	setGold(t, ops, 20e6)
 	if _, err := pb.NewSubscriberServiceClient(ops).CreateSubscriber(t.Context(), &pb.CreateSubscriberRequest{Subscriber: &pb.Subscriber{Id: "4711", Plan: "gold"}}); err != nil {
 		t.Fatal(err)
@@ -274,17 +222,17 @@ func TestFirstLight(t *testing.T) {
 	waitSync(t, ops, pb.SyncState_SYNC_STATE_IN_SYNC)
 
 	// The controller goes, with a live session, and comes back.
-	if err := r.stop(); err != nil {
+	if err := r.Stop(); err != nil {
 		t.Fatalf("stop: %v", err)
 	}
 	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
 		t.Errorf("the session ended with %v", err)
 	}
 	r = start(t, dir)
-	if r.ready.NewFile {
+	if r.NewFile {
 		t.Error("credentials were written again")
 	}
-	ops = r.operator()
+	ops = r.Operate(t)
 	waitSync(t, ops, pb.SyncState_SYNC_STATE_OFFLINE)
 	got, err := pb.NewPlanServiceClient(ops).GetPlan(t.Context(), &pb.GetPlanRequest{Name: "gold"})
 	if err != nil || got.GetPlan().GetLink().GetDown().GetRateBps() != 40e6 || got.GetPlan().GetRouters() != 1 {
@@ -298,7 +246,7 @@ func TestFirstLight(t *testing.T) {
 	if d := other(); d.GetHash() != running.GetHash() {
 		t.Errorf("second router is sent %v", d)
 	}
-	_, err = pb.NewEnrollmentServiceClient(r.dial(r.ready.Agents)).Enroll(t.Context(), &pb.EnrollRequest{Token: secrets[0]})
+	_, err = pb.NewEnrollmentServiceClient(r.Dial(r.t, r.Agents)).Enroll(t.Context(), &pb.EnrollRequest{Token: secrets[0]})
 	if status.Code(err) != codes.InvalidArgument && status.Code(err) != codes.Unauthenticated {
 		t.Errorf("used token: %v", err)
 	}
@@ -346,8 +294,8 @@ func TestRunSaysWhatIsWrong(t *testing.T) {
 		"report interval": {func(c *controller.Config) { c.ReportInterval = time.Millisecond }, "report interval 1ms: must be"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			config := controller.DefaultConfig()
-			config.DataDir, config.ListenAgents, config.ListenOperators, config.ListenHTTP, config.ListenAdmin, config.ListenPeers = t.TempDir(), "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+			config := config(t.TempDir())
+			config.ListenPeers = "127.0.0.1:0"
 			config.Ready = func(controller.Ready) { t.Error("it runs") }
 			c.change(&config)
 			ctl, err := controller.New(config)
@@ -375,7 +323,7 @@ func TestGivenAuthority(t *testing.T) {
 	})
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.CertificatePEM())
-	conn, err := tls.Dial("tcp", r.ready.Agents.String(), &tls.Config{RootCAs: roots, ServerName: identity.ServerName})
+	conn, err := tls.Dial("tcp", r.Agents.String(), &tls.Config{RootCAs: roots, ServerName: identity.ServerName})
 	if err != nil {
 		t.Fatal(err)
 	}

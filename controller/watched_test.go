@@ -20,7 +20,7 @@ import (
 // ask gets a page of the admin door.
 func (r *running) ask(path string, headers ...string) (int, string) {
 	r.t.Helper()
-	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, fmt.Sprintf("http://%s%s", r.ready.Admin, path), http.NoBody)
+	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodGet, fmt.Sprintf("http://%s%s", r.Admin, path), http.NoBody)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -42,11 +42,11 @@ func (r *running) ask(path string, headers ...string) (int, string) {
 
 func TestAdminDoor(t *testing.T) {
 	r := start(t, t.TempDir())
-	op := r.operator()
+	op := r.Operate(t)
 	if _, err := pb.NewPlanServiceClient(op).ListPlans(t.Context(), &pb.ListPlansRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pb.NewEnrollmentServiceClient(r.dial(r.ready.Agents)).Enroll(t.Context(), &pb.EnrollRequest{Token: "no token"}); err == nil {
+	if _, err := pb.NewEnrollmentServiceClient(r.Dial(r.t, r.Agents)).Enroll(t.Context(), &pb.EnrollRequest{Token: "no token"}); err == nil {
 		t.Fatal("no token enrols")
 	}
 	code, text := r.ask("/metrics")
@@ -76,7 +76,7 @@ func TestAdminDoor(t *testing.T) {
 		t.Errorf("by another name: %d %.80s", code, text)
 	}
 
-	conn, err := grpc.NewClient(r.ready.Admin.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(r.Admin.String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestAdminDoor(t *testing.T) {
 // A door that is not wanted is not there.
 func TestWithoutAdminDoor(t *testing.T) {
 	r := start(t, t.TempDir(), func(c *controller.Config) { c.ListenAdmin = "" })
-	if r.ready.Admin != nil {
-		t.Errorf("admin door at %v", r.ready.Admin)
+	if r.Admin != nil {
+		t.Errorf("admin door at %v", r.Admin)
 	}
 }

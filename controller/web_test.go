@@ -2,14 +2,11 @@ package controller_test
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -23,13 +20,9 @@ import (
 // client speaks to the HTTPS door by its address, with certificates.
 func (r *running) client(certs ...tls.Certificate) *http.Client {
 	r.t.Helper()
-	text, err := os.ReadFile(filepath.Join(r.dir, "ca.pem"))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text)
-	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certs}, ForceAttemptHTTP2: true}
+	c := r.TLS(r.t)
+	c.ServerName, c.Certificates = "", certs
+	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
 	r.t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
 }
@@ -37,17 +30,13 @@ func (r *running) client(certs ...tls.Certificate) *http.Client {
 // admin is a client with the credentials of the first start.
 func (r *running) admin() *http.Client {
 	r.t.Helper()
-	pair, err := tls.LoadX509KeyPair(r.ready.Credentials, r.ready.Credentials)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return r.client(pair)
+	return r.client(r.TLS(r.t).Certificates...)
 }
 
 // rest makes a call and returns the code and the answer. Headers come in pairs.
 func (r *running) rest(c *http.Client, method, path, body string, headers ...string) (int, map[string]any) {
 	r.t.Helper()
-	req, err := http.NewRequestWithContext(r.t.Context(), method, fmt.Sprintf("https://%s%s", r.ready.HTTP, path), strings.NewReader(body))
+	req, err := http.NewRequestWithContext(r.t.Context(), method, fmt.Sprintf("https://%s%s", r.HTTP, path), strings.NewReader(body))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -131,8 +120,8 @@ func TestREST(t *testing.T) {
 // A door that is not wanted is not there, and says so to nobody.
 func TestWithoutHTTP(t *testing.T) {
 	r := start(t, t.TempDir(), func(c *controller.Config) { c.ListenHTTP = "" })
-	if r.ready.HTTP != nil {
-		t.Errorf("HTTP door at %v", r.ready.HTTP)
+	if r.HTTP != nil {
+		t.Errorf("HTTP door at %v", r.HTTP)
 	}
 }
 
@@ -233,7 +222,7 @@ func TestFleet009_SameVerdictAtEveryDoor(t *testing.T) {
 	for _, file := range []string{
 		"id,plan\n 1 , gold\n2,gold\n2,gold\n3,no\n", "id;plan\r\n1;gold\r\n", "\xef\xbb\xbfid,plan\n1,gold\n", "plan\ngold\n", "", `[{"id": "1", "plan": "gold"}]`, "id,plan,down\n1,gold,0\n",
 	} {
-		stream, err := pb.NewSubscriberServiceClient(r.operator()).ImportSubscribers(t.Context())
+		stream, err := pb.NewSubscriberServiceClient(r.Operate(t)).ImportSubscribers(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -3,8 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -16,10 +14,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
-	"github.com/cakefleet/cakefleet/controller"
-	"github.com/cakefleet/cakefleet/controller/identity"
+	"github.com/cakefleet/cakefleet/controller/controllertest"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/wire"
@@ -38,45 +34,12 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	c := controller.DefaultConfig()
-	c.DataDir, c.ListenAgents, c.ListenOperators = t.TempDir(), "127.0.0.1:0", "127.0.0.1:0"
-	c.ListenHTTP, c.ListenAdmin = "127.0.0.1:0", ""
-	c.ReportInterval = 100 * time.Millisecond
-	ready, done := make(chan controller.Ready, 1), make(chan error, 1)
-	c.Ready = func(r controller.Ready) { ready <- r }
-	ctl, err := controller.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	go func() { done <- ctl.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	at := <-ready
+	c := controllertest.Config(t.TempDir())
+	c.ListenHTTP, c.ReportInterval = "127.0.0.1:0", 100*time.Millisecond
+	at := controllertest.Start(t, c)
 	r := &rig{t: t, agents: at.Agents.String(), ops: at.Operators.String(), credentials: at.Credentials}
-	pair, err := tls.LoadX509KeyPair(at.Credentials, at.Credentials)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(filepath.Join(c.DataDir, "ca.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text)
-	r.conn, err = grpc.NewClient(r.ops, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		RootCAs: roots, ServerName: identity.ServerName, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13,
-	})))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = r.conn.Close() })
-	r.http = "https://" + at.HTTP.String()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13}}
+	r.conn, r.http = at.Operate(t), "https://"+at.HTTP.String()
+	transport := &http.Transport{TLSClientConfig: at.TLS(t)}
 	r.client = &http.Client{Transport: transport}
 	t.Cleanup(transport.CloseIdleConnections)
 	return r

@@ -7,19 +7,15 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/cakefleet/cakefleet/controller"
-	"github.com/cakefleet/cakefleet/controller/identity"
+	"github.com/cakefleet/cakefleet/controller/controllertest"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/simagent"
@@ -29,57 +25,21 @@ import (
 
 // rig is a real controller and what operators see of it.
 type rig struct {
-	t     *testing.T
-	ready controller.Ready
-	tls   *tls.Config
-	ops   *grpc.ClientConn
+	*controllertest.Running
+	t   *testing.T
+	tls *tls.Config
+	ops *grpc.ClientConn
 }
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	c := controller.DefaultConfig()
-	c.DataDir, c.ListenAgents, c.ListenOperators = t.TempDir(), "127.0.0.1:0", "127.0.0.1:0"
-	c.ListenHTTP, c.ListenAdmin = "", ""
+	c := controllertest.Config(t.TempDir())
 	c.ReportInterval = 100 * time.Millisecond
-	ready, done := make(chan controller.Ready, 1), make(chan error, 1)
-	c.Ready = func(r controller.Ready) { ready <- r }
-	ctl, err := controller.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	go func() { done <- ctl.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	r := &rig{t: t, ready: <-ready}
-	text, err := os.ReadFile(filepath.Join(c.DataDir, "ca.pem"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.tls = &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS13}
-	r.tls.RootCAs.AppendCertsFromPEM(text)
-	pair, err := tls.LoadX509KeyPair(r.ready.Credentials, r.ready.Credentials)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.ops = r.dial(r.ready.Operators, pair)
+	r := &rig{Running: controllertest.Start(t, c), t: t}
+	r.tls = r.TLS(t)
+	r.tls.Certificates = nil
+	r.ops = r.Operate(t)
 	return r
-}
-
-func (r *rig) dial(address net.Addr, certs ...tls.Certificate) *grpc.ClientConn {
-	r.t.Helper()
-	c := r.tls.Clone()
-	c.ServerName, c.Certificates = identity.ServerName, certs
-	conn, err := grpc.NewClient(address.String(), grpc.WithTransportCredentials(credentials.NewTLS(c)))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() { _ = conn.Close() })
-	return conn
 }
 
 func (r *rig) setPlan(rate engine.BitsPerSecond) {
@@ -111,7 +71,7 @@ func (r *rig) join(id string) tls.Certificate {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	resp, err := pb.NewEnrollmentServiceClient(r.dial(r.ready.Agents)).Enroll(ctx, &pb.EnrollRequest{Token: token.GetSecret(), Csr: csr})
+	resp, err := pb.NewEnrollmentServiceClient(r.Dial(r.t, r.Agents)).Enroll(ctx, &pb.EnrollRequest{Token: token.GetSecret(), Csr: csr})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -146,7 +106,7 @@ func TestAgainstController(t *testing.T) {
 	var lost, ended atomic.Int64
 	fleet := &simagent.Fleet{TLS: r.tls, Version: "v1", Model: "simulated"}
 	fleet.Address = func(*simagent.Agent) (string, net.Addr) {
-		return r.ready.Agents.String(), &net.TCPAddr{IP: net.IPv4(127, 0, 7, 1)}
+		return r.Agents.String(), &net.TCPAddr{IP: net.IPv4(127, 0, 7, 1)}
 	}
 	fleet.Hooks = simagent.Hooks{
 		Apply: func(_ *simagent.Agent, p simagent.Push) (plan.Status, bool) {

@@ -1,7 +1,6 @@
 package ctl_test
 
 import (
-	"context"
 	"encoding/json"
 	"path/filepath"
 	"regexp"
@@ -11,35 +10,14 @@ import (
 
 	"github.com/cakefleet/cakefleet/cmd/cakefleetctl/ctl"
 	"github.com/cakefleet/cakefleet/controller"
+	"github.com/cakefleet/cakefleet/controller/controllertest"
 )
 
 // realController runs a controller, with etcd and all, until the test ends.
 func realController(t *testing.T) (controller.Ready, map[string]string) {
 	t.Helper()
-	ready, done := make(chan controller.Ready, 1), make(chan error, 1)
-	c := controller.DefaultConfig()
-	c.DataDir, c.ListenAgents, c.ListenOperators, c.ListenHTTP, c.ListenAdmin = t.TempDir(), "127.0.0.1:0", "127.0.0.1:0", "", ""
-	c.Ready = func(r controller.Ready) { ready <- r }
-	run, err := controller.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	go func() { done <- run.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	select {
-	case r := <-ready:
-		return r, map[string]string{"CAKEFLEET_CONTROLLER": r.Operators.String(), "CAKEFLEET_CREDENTIALS": r.Credentials}
-	case err := <-done:
-		done <- err
-		t.Fatal(err)
-		return controller.Ready{}, nil
-	}
+	r := controllertest.Start(t, controllertest.Config(t.TempDir())).Ready
+	return r, map[string]string{"CAKEFLEET_CONTROLLER": r.Operators.String(), "CAKEFLEET_CREDENTIALS": r.Credentials}
 }
 
 // want runs a command and checks its status and what it says on both outputs.
