@@ -471,6 +471,10 @@ func (s *TelemetryService) measure(f *explain.Facts, id string, now time.Time) {
 	for _, sample := range s.table.Samples(id, now.Add(-recently)) {
 		f.Window += sample.Span
 		cpu += sample.CPU
+		f.Losses += sample.CarrierLosses
+		f.Comings += sample.Comings
+		f.Bypassed += sample.Bypassed
+		f.Overflow += sample.Overflows
 		for i, d := range []*explain.Direction{&f.Down, &f.Up} {
 			from := &sample.Directions[i]
 			if !from.Shaped {

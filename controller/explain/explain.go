@@ -136,7 +136,7 @@ func (f *Facts) offline() Finding {
 func (f *Facts) unshaped() (Finding, bool) {
 	g := Finding{Cause: Unshaped}
 	for _, c := range f.Conditions {
-		if c.Message != "" && (c.Type == "Degraded" && c.Status || c.Type == "FlowOffload" && c.Status) {
+		if c.Message != "" && ((c.Type == "Degraded" || c.Type == "FlowOffload") && c.Status || c.Type == "InterfaceUp" && !c.Status) {
 			g.Sentence = "The line is not shaped as it should be: " + c.Message + "."
 			return g, true
 		}

@@ -55,6 +55,9 @@ func TestCauses(t *testing.T) {
 		"data plane broken": {func(f *explain.Facts) {
 			f.Conditions[1] = plan.Condition{Type: "Degraded", Status: true, Message: "no NFQUEUE"}
 		}, []explain.Cause{explain.Unshaped}, "no NFQUEUE"},
+		"no interface": {func(f *explain.Facts) {
+			f.Conditions = append(f.Conditions, plan.Condition{Type: "InterfaceUp", Reason: "Missing", Message: "there is no interface wan"})
+		}, []explain.Cause{explain.Unshaped}, "there is no interface wan"},
 		"refused":               {func(f *explain.Facts) { f.Sync = "refused: rate too high" }, []explain.Cause{explain.Refused}, "rate too high"},
 		"carrier lost":          {func(f *explain.Facts) { f.Losses = 4 }, []explain.Cause{explain.Cable}, "4 times"},
 		"cable too slow":        {func(f *explain.Facts) { f.WAN.Speed = 10 * mbit }, []explain.Cause{explain.Cable}, "10Mbit"},

@@ -15,6 +15,7 @@ var none engine.Stats
 // deltas has the memory for what one report counts.
 type deltas struct {
 	rollup.Report
+	upsets  Upsets
 	buckets [2][engine.MaxTins][engine.HistogramBuckets]rollup.Bucket
 	echoes  [rollup.Loads][engine.HistogramBuckets]rollup.Bucket
 }
@@ -82,13 +83,19 @@ func buckets(to []rollup.Bucket, was, now *engine.Histogram) []rollup.Bucket {
 // takeRest fills in what has no direction. was is that of the same boot.
 func (d *deltas) takeRest(r, was *plan.Report) {
 	d.CPU = uint64(max(r.Agent.CPUTime-was.Agent.CPUTime, 0) / time.Microsecond)
-	d.CarrierLosses = 0
+	var now, then plan.LinkState
 	if r.WAN != nil {
-		d.CarrierLosses = r.WAN.CarrierLosses
-		if was.WAN != nil && was.WAN.CarrierLosses <= d.CarrierLosses {
-			d.CarrierLosses -= was.WAN.CarrierLosses
-		}
+		now = *r.WAN
 	}
+	if was.WAN != nil {
+		then = *was.WAN
+	}
+	d.upsets = Upsets{
+		CarrierLosses: since(now.CarrierLosses, then.CarrierLosses), Comings: since(now.Comings, then.Comings),
+		Bypassed:  since(r.Agent.BypassedPackets, was.Agent.BypassedPackets),
+		Overflows: since(r.Agent.QueueOverflows, was.Agent.QueueOverflows),
+	}
+	d.CarrierLosses = d.upsets.CarrierLosses
 	before := &noProbe
 	if was.Probe != nil && r.Probe != nil && was.Probe.Host == r.Probe.Host {
 		before = was.Probe
@@ -101,10 +108,16 @@ func (d *deltas) takeRest(r, was *plan.Report) {
 		}
 		now, was := at(r.Probe, rollup.Load(l)), at(before, rollup.Load(l))
 		e.Delay = buckets(e.Delay, &was.Delay, &now.Delay)
-		if e.Lost = now.Lost; was.Lost <= now.Lost {
-			e.Lost -= was.Lost
-		}
+		e.Lost = since(now.Lost, was.Lost)
 	}
+}
+
+// since returns what a counter has counted. One that went back has begun anew.
+func since(now, was uint64) uint64 {
+	if was <= now {
+		return now - was
+	}
+	return now
 }
 
 // noProbe is a measurement before the first echo.

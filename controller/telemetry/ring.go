@@ -24,7 +24,16 @@ const (
 	Rebooted  Event = 1 << iota // the agent started
 	Restarted                   // counters began again within one boot
 	Lost                        // reports in between didn't come
+	upset                       // there are Upsets
 )
+
+// Upsets are counts of what should not happen between two reports.
+type Upsets struct {
+	CarrierLosses uint64 // of the interface
+	Comings       uint64 // of the interface, with another index
+	Bypassed      uint64 // packets that passed unshaped
+	Overflows     uint64 // of them, those that found the queue full
+}
 
 // Sample is what a router counted between two reports, and what it said with
 // the later one.
@@ -33,6 +42,7 @@ type Sample struct {
 	Span   time.Duration // since the report before, by the router's clock; 0: not known
 	CPU    time.Duration // used by the agent
 	Events Event
+	Upsets
 
 	Directions [2]SampleDirection
 }
@@ -77,7 +87,7 @@ const (
 )
 
 // add appends a sample, and drops what is too old or too much.
-func (r *ring) add(now time.Time, span time.Duration, cpu uint64, events Event, d *[2]rollup.Delta, s *[2]*engine.Stats) {
+func (r *ring) add(now time.Time, span time.Duration, cpu uint64, events Event, u Upsets, d *[2]rollup.Delta, s *[2]*engine.Stats) {
 	if r.head == len(r.buf) {
 		r.first, r.head, r.buf, r.rates = now, 0, r.buf[:0], r.now
 		r.last = now
@@ -85,6 +95,9 @@ func (r *ring) add(now time.Time, span time.Duration, cpu uint64, events Event, 
 	var space [4096]byte
 	b := space[:0]
 	b = binary.AppendUvarint(b, uint64(max(now.Sub(r.last), 0)/time.Millisecond))
+	if u != (Upsets{}) {
+		events |= upset
+	}
 	flags := byte(events) << eventShift
 	for i := range s {
 		if s[i] == nil {
@@ -104,6 +117,11 @@ func (r *ring) add(now time.Time, span time.Duration, cpu uint64, events Event, 
 	}
 	b = binary.AppendUvarint(b, uint64(span/time.Millisecond))
 	b = binary.AppendUvarint(b, cpu)
+	if events&upset != 0 {
+		for _, n := range []uint64{u.CarrierLosses, u.Comings, u.Bypassed, u.Overflows} {
+			b = binary.AppendUvarint(b, n)
+		}
+	}
 	for i := range s {
 		if s[i] != nil {
 			b = binary.AppendUvarint(b, s[i].Backlog)
@@ -220,9 +238,12 @@ func (r *ring) samples(from time.Time, yield func(*Sample)) {
 		if !at.After(from) {
 			continue
 		}
-		s = Sample{Time: at, Events: Event(flags >> eventShift)}
+		s = Sample{Time: at, Events: Event(flags>>eventShift) &^ upset}
 		s.Span = time.Duration(e.uvarint()) * time.Millisecond
 		s.CPU = time.Duration(e.uvarint()) * time.Microsecond
+		if Event(flags>>eventShift)&upset != 0 {
+			s.Upsets = Upsets{e.uvarint(), e.uvarint(), e.uvarint(), e.uvarint()}
+		}
 		for i := range s.Directions {
 			if flags&(shapedDown<<i) != 0 {
 				s.Directions[i].Rate = engine.BitsPerSecond(rates[i])

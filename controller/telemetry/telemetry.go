@@ -353,7 +353,7 @@ func (t *Table) take(k *router, s *scratch, place *Place, sameBoot, known bool, 
 			k.totals[i].Add(&d[i].Counters)
 			k.now[i].take(after[i], &d[i], rateSpan)
 		}
-		k.ring.add(now, span, s.deltas.CPU, events, d, &after)
+		k.ring.add(now, span, s.deltas.CPU, events, s.deltas.upsets, d, &after)
 	} else {
 		for i := range after {
 			k.now[i].take(after[i], &rollup.Delta{}, 0)

@@ -481,3 +481,34 @@ func TestRest(t *testing.T) {
 		t.Error("a group in which no delay is measured keeps some")
 	}
 }
+
+// TestUpsets wants what should not happen in the sample of its time, through a
+// start of the agent and counters that begin again.
+func TestUpsets(t *testing.T) {
+	table := newTable()
+	at := start()
+	upsets := func(boot string, seq, losses, comings, bypassed, overflows uint64) {
+		t.Helper()
+		r := report(boot, seq, nil)
+		r.WAN = &plan.LinkState{Name: "wan", Index: 2, CarrierLosses: losses, Comings: comings}
+		r.Agent.BypassedPackets, r.Agent.QueueOverflows = bypassed, overflows
+		ingest(t, table, r)
+	}
+	upsets("a", 1, 0, 0, 0, 0)
+	upsets("a", 2, 3, 1, 1000, 400)
+	upsets("a", 3, 3, 1, 1000, 400)
+	upsets("b", 1, 1, 0, 7, 0)   // started again
+	upsets("b", 2, 1, 0, 70, 2)  // and goes on
+	upsets("b", 3, 1, 2, 0, 100) // a data plane that was made anew
+	var got []telemetry.Upsets
+	for _, s := range table.Samples("r", at.Add(-time.Hour)) {
+		got = append(got, s.Upsets)
+		if s.Events&^(telemetry.Rebooted|telemetry.Restarted|telemetry.Lost) != 0 {
+			t.Errorf("events %b", s.Events)
+		}
+	}
+	want := []telemetry.Upsets{{}, {3, 1, 1000, 400}, {}, {1, 0, 7, 0}, {0, 0, 63, 2}, {0, 2, 0, 98}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
