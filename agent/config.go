@@ -7,6 +7,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
+	"github.com/cakefleet/cakefleet/agent/ending"
 	"github.com/cakefleet/cakefleet/engine"
 )
 
@@ -36,6 +37,9 @@ type Config struct {
 	// plan.ProbeOff is for none; empty: as the controller says.
 	Probe         string
 	ProbeInterval time.Duration // between two echoes to it; 0: 10 s
+
+	// Before is how the agents before this one ended.
+	Before ending.Previous
 
 	Logger hclog.Logger // nil: nothing is logged
 }

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/cakefleet/cakefleet/agent/dataplane"
 	"github.com/cakefleet/cakefleet/agent/dataplane/dataplanetest"
+	"github.com/cakefleet/cakefleet/agent/ending"
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
@@ -251,5 +254,47 @@ func TestUnshapedIsTold(t *testing.T) {
 		if n := len(plane.History()); n != applied {
 			t.Errorf("applied %d times, want %d", n, applied)
 		}
+	})
+}
+
+// How the agents before have ended is told for a day, and so is a data plane
+// that has given up.
+func TestCrashesAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plane := &dataplanetest.Fake{}
+		s := newStageOn(t, plane, Config{StateDir: t.TempDir(), Dataplane: plane, Before: ending.Previous{Count: 3, Reason: ending.Panic, Message: "panic: so"}})
+		defer s.stop()
+		if c := s.condition("Crashed"); !c.Status || c.Reason != ending.Panic || c.Message != "the agent has ended by itself 3 times in a row and was started again; the last time: panic: so" {
+			t.Errorf("after three crashes: %+v", c)
+		}
+		s.push(pushOf(1, 10e6))
+		over := func() {
+			t.Helper()
+			s.out.Take(1)
+			time.Sleep(crashTold + checkEvery)
+			synctest.Wait()
+			s.told("a day later")
+			if c := s.condition("Crashed"); c.Status {
+				t.Errorf("a day later: %+v", c)
+			}
+		}
+		over()
+		ended := fmt.Errorf("three panics: %w", dataplane.ErrEnded)
+		plane.OnApply(func(l plan.Link) (dataplane.Effective, error) {
+			err := ended
+			ended = nil // the next one is another data plane
+			return dataplane.Effective{Link: l}, err
+		})
+		s.push(pushOf(2, 20e6))
+		time.Sleep(firstRetry)
+		synctest.Wait()
+		s.expect("another data plane", 20e6, 20e6)
+		if c := s.condition("Crashed"); !c.Status || c.Reason != "Dataplane" || !strings.Contains(c.Message, "three panics") {
+			t.Errorf("another data plane: %+v", c)
+		}
+		if c := s.condition("Degraded"); c.Status {
+			t.Errorf("another data plane: %+v", c)
+		}
+		over()
 	})
 }

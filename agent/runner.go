@@ -25,6 +25,8 @@ const (
 	maxRetry     = time.Minute
 	saveRetry    = 10 * time.Minute // of a flash that is full: every try wears it
 	applyTimeout = 30 * time.Second
+
+	crashTold = 24 * time.Hour // how long it is told that the agent before has ended by itself
 )
 
 // runner is the one goroutine that changes the data plane and the saved state.
@@ -33,6 +35,7 @@ type runner struct {
 	log    hclog.Logger
 	clock  *identity.Clock
 	outbox *outbox.Outbox
+	began  time.Time
 
 	pushes chan session.Push           // capacity 1: only the newest counts
 	reach  chan time.Time              // capacity 1: only the newest counts
@@ -42,9 +45,11 @@ type runner struct {
 
 	device    dataplane.Device // as it was when it was looked at last
 	life      life
-	answer    outbox.Address  // of the push that is on trial
-	effective *plan.Link      // read back from the data plane; nil: nothing is shaped
-	unhealthy error           // why packets pass unshaped, by the data plane's own account
+	answer    outbox.Address // of the push that is on trial
+	effective *plan.Link     // read back from the data plane; nil: nothing is shaped
+	unhealthy error          // why packets pass unshaped, by the data plane's own account
+	fell      error          // why a data plane gave up, the newest; nil: none did
+	fellAt    time.Time
 	stats     dataplane.Stats // scratch of check
 
 	pending *attempt // what a broken data plane could not take; nil: it is not broken
@@ -82,6 +87,7 @@ func newRunner(cfg Config, clock *identity.Clock, out *outbox.Outbox) *runner {
 		log:    cfg.Logger.Named("runner"),
 		clock:  clock,
 		outbox: out,
+		began:  time.Now(),
 		pushes: make(chan session.Push, 1),
 		reach:  make(chan time.Time, 1),
 	}
@@ -246,6 +252,9 @@ func (r *runner) try(ctx context.Context, a attempt) {
 		r.postpone(a, err, maxRetry)
 		r.log.Info("state waits for the interface", "revision", a.target.desired.Revision)
 	default:
+		if errors.Is(err, dataplane.ErrEnded) { // the next try opens another
+			r.fell, r.fellAt = err, time.Now()
+		}
 		r.postpone(a, err, min(max(2*r.retryIn, firstRetry), maxRetry))
 		r.log.Error("data plane is broken", "revision", a.target.desired.Revision, "wait", r.retryIn, "error", err)
 	}
@@ -464,7 +473,7 @@ func (r *runner) conditions() []plan.Condition {
 	if !r.life.deadline.IsZero() {
 		confirming = plan.Condition{Type: "Confirming", Status: true, Reason: "Trial", Message: fmt.Sprintf("revision %d is rolled back unless the controller is reached within %v", r.life.trial.Revision, r.life.within)}
 	}
-	all := []plan.Condition{clock, confirming, degraded, saved}
+	all := []plan.Condition{clock, confirming, degraded, saved, r.crashed()}
 	if r.certificate != nil {
 		if c := r.certificate.Load(); c != nil {
 			all = append(all, *c)
@@ -481,6 +490,23 @@ func (r *runner) conditions() []plan.Condition {
 		all = append(all, interfaceUp(r.device))
 	}
 	return all
+}
+
+// crashed tells of a data plane that gave up, or of agents that ended without
+// being stopped. Packets passed unshaped from then until another had started.
+func (r *runner) crashed() plan.Condition {
+	if r.fell != nil && time.Since(r.fellAt) < crashTold {
+		return plan.Condition{Type: "Crashed", Status: true, Reason: "Dataplane", Message: "the data plane has given up and is opened anew: " + r.fell.Error()}
+	}
+	p := r.cfg.Before
+	if p.Count == 0 || time.Since(r.began) >= crashTold {
+		return plan.Condition{Type: "Crashed"}
+	}
+	message := "the agent has ended by itself and was started again: " + p.Message
+	if p.Count > 1 {
+		message = fmt.Sprintf("the agent has ended by itself %d times in a row and was started again; the last time: %s", p.Count, p.Message)
+	}
+	return plan.Condition{Type: "Crashed", Status: true, Reason: p.Reason, Message: message}
 }
 
 func interfaceUp(d dataplane.Device) plan.Condition {

@@ -12,10 +12,6 @@ import (
 	"github.com/cakefleet/cakefleet/agent/dataplane/wan"
 )
 
-// runDir is where a qdisc that was taken over is noted; routers keep it in
-// memory.
-const runDir = "/var/run/cakefleet"
-
 // openDataplane returns the data plane that was asked for, on an interface that
 // may come and go.
 func openDataplane(o options, log hclog.Logger) (*wan.Plane, error) {
@@ -43,7 +39,7 @@ func candidates(o options, log hclog.Logger) []auto.Candidate {
 				Logger:    log,
 				MaxRate:   o.maxRate,
 				Takeover:  o.takeover,
-				RunDir:    runDir,
+				RunDir:    o.runDir,
 			})
 		}})
 	}

@@ -20,18 +20,19 @@ import (
 
 // options are what the command line and the configuration file say.
 type options struct {
-	controller, iface, stateDir string
-	token, tokenFile, caPin     string
-	serialNumber                string
-	printKey                    bool
-	routerModel, dataplane      string
-	maxRate                     engine.BitsPerSecond
-	logLevel                    string
-	logJSON, version            bool
-	takeover                    bool
-	probe                       string
-	probeInterval               time.Duration
-	importSQM                   string
+	controller, iface       string
+	stateDir, runDir        string
+	token, tokenFile, caPin string
+	serialNumber            string
+	printKey                bool
+	routerModel, dataplane  string
+	maxRate                 engine.BitsPerSecond
+	logLevel                string
+	logJSON, version        bool
+	takeover                bool
+	probe                   string
+	probeInterval           time.Duration
+	importSQM               string
 }
 
 // parseOptions reads the command line and the file that --config names. What
@@ -46,6 +47,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.StringVar(&o.controller, "controller", "", "`host:port` of the controller (port 8443 if left out)")
 	f.StringVar(&o.iface, "interface", "", "WAN `interface` to shape, such as eth0 or pppoe-wan")
 	f.StringVar(&o.stateDir, "state-dir", "/etc/cakefleet", "`directory` on flash for identity and last known good state")
+	f.StringVar(&o.runDir, "run-dir", "/var/run/cakefleet", "`directory` in memory: what the next agent is to know if this one is not stopped; made if it is not there")
 	f.StringVar(&o.token, "token", "", "join `token`, needed once, from cakefleetctl token create")
 	f.StringVar(&o.tokenFile, "token-file", "", "`file` with the join token")
 	f.StringVar(&o.caPin, "ca-pin", "", "`pin` of the fleet's authority, from cakefleetctl router pin: join without a token, an operator approves")

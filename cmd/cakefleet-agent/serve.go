@@ -14,12 +14,13 @@ import (
 	"github.com/hashicorp/go-hclog"
 
 	"github.com/cakefleet/cakefleet/agent"
+	"github.com/cakefleet/cakefleet/agent/ending"
 	"github.com/cakefleet/cakefleet/agent/identity"
 	"github.com/cakefleet/cakefleet/agent/state"
 )
 
 // serve runs an agent until ctx ends.
-func serve(ctx context.Context, o options, log hclog.Logger) error {
+func serve(ctx context.Context, o options, log hclog.Logger) (err error) {
 	if err := o.checkToken(); err != nil {
 		return err
 	}
@@ -27,6 +28,11 @@ func serve(ctx context.Context, o options, log hclog.Logger) error {
 	if err != nil {
 		return rights(err)
 	}
+	record, err := ending.Begin(o.runDir, o.iface)
+	if err != nil {
+		log.Warn("the next agent will not know how this one has ended", "error", err)
+	}
+	defer func() { err = errors.Join(err, record.End(err)) }()
 	seconds, err := strconv.ParseInt(built, 10, 64)
 	if err != nil {
 		return errors.Join(fmt.Errorf("build time %q: %w", built, err), plane.Close())
@@ -46,10 +52,14 @@ func serve(ctx context.Context, o options, log hclog.Logger) error {
 		Interface:     plane,
 		Probe:         o.probe,
 		ProbeInterval: o.probeInterval,
+		Before:        record.Previous(),
 		Logger:        log,
 	})
 	if err != nil {
 		return errors.Join(err, plane.Close())
+	}
+	if p := record.Previous(); p.Count > 0 {
+		log.Warn("the agent before has ended without being stopped", "count", p.Count, "reason", p.Message)
 	}
 	log.Info("agent starts", "version", version, "interface", o.iface, "controller", o.controller, "dataplane", plane.Name())
 	return rights(a.Run(ctx))

@@ -71,7 +71,8 @@ func (f *Fleet) StartAgent(home int, token string, more ...string) (err error) {
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return err
 	}
-	args := []string{"--controller", f.ControllerAddress(), "--interface", WAN, "--state-dir", state, "--router-model", "demo router"}
+	// The directory would be in a router's memory; routers here share that.
+	args := []string{"--controller", f.ControllerAddress(), "--interface", WAN, "--state-dir", state, "--run-dir", filepath.Join(state, "run"), "--router-model", "demo router"}
 	if token != "" {
 		file := filepath.Join(state, "token")
 		if err := os.WriteFile(file, []byte(token+"\n"), 0o600); err != nil {

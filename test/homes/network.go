@@ -46,8 +46,12 @@ type Home struct {
 	Router *testnet.Namespace
 	Hosts  [HostsPerHome]*testnet.Namespace
 
-	net *Network
+	net  *Network
+	line line
 }
+
+// line are the addresses of the line to a home.
+type line struct{ core4, wan4, core6, wan6, lan6 string }
 
 // Interfaces of a router.
 const (
@@ -106,23 +110,16 @@ func (w *Network) addHome(prefix string, k int) (err error) {
 	if h.Router, err = w.namespace(prefix + h.Name); err != nil {
 		return err
 	}
-	var (
-		lan6  = fmt.Sprintf("2001:db8:%x:1::", 0x100+k)
-		core4 = fmt.Sprintf("192.0.2.%d", 4*k+1)
-		wan4  = fmt.Sprintf("192.0.2.%d", 4*k+2)
-		core6 = fmt.Sprintf("2001:db8:0:%x::1", k)
-		wan6  = fmt.Sprintf("2001:db8:0:%x::2", k)
-	)
+	h.line = line{
+		core4: fmt.Sprintf("192.0.2.%d", 4*k+1), wan4: fmt.Sprintf("192.0.2.%d", 4*k+2),
+		core6: fmt.Sprintf("2001:db8:0:%x::1", k), wan6: fmt.Sprintf("2001:db8:0:%x::2", k),
+		lan6: fmt.Sprintf("2001:db8:%x:1::", 0x100+k),
+	}
+	lan6 := h.line.lan6
 	err = inOrder(
 		h.Router.Forward,
-		func() error { return testnet.Veth(w.Core, h.Name, h.Router, WAN) },
-		func() error { return w.Core.Addr(h.Name, core4+"/30", core6+"/64") },
-		func() error { return h.Router.Addr(WAN, wan4+"/30", wan6+"/64") },
-		func() error { return h.Router.Route("0.0.0.0/0", core4) },
-		func() error { return h.Router.Route("::/0", core6) },
-		func() error { return w.Core.Route(lan6+"/64", wan6) },
+		h.Plug,
 		func() error { return h.Router.Masquerade(WAN, false) },
-		func() error { return h.Router.Offload(WAN, false) },
 	)
 	if err != nil {
 		return err
@@ -201,6 +198,42 @@ func (h *Home) Limit(down, up uint64, buffer time.Duration) error {
 // Open takes the bottlenecks away.
 func (h *Home) Open() error {
 	return errors.Join(h.net.Core.NoFIFO(h.Name), h.Router.NoFIFO(WAN))
+}
+
+// Plug makes the line, with another index each time.
+func (h *Home) Plug() error {
+	l, core := h.line, h.net.Core
+	return inOrder(
+		func() error { return testnet.Veth(core, h.Name, h.Router, WAN) },
+		func() error { return core.Addr(h.Name, l.core4+"/30", l.core6+"/64") },
+		func() error { return h.Router.Addr(WAN, l.wan4+"/30") },
+		func() error { return h.route(WAN) },
+		func() error { return core.Route(l.lan6+"/64", l.wan6) },
+		func() error { return h.Router.Offload(WAN, false) },
+	)
+}
+
+// route gives the router's end of the line what is lost while that is down.
+func (h *Home) route(link string) error {
+	return inOrder(
+		func() error { return h.Router.Addr(link, h.line.wan6+"/64") },
+		func() error { return h.Router.Route("0.0.0.0/0", h.line.core4) },
+		func() error { return h.Router.Route("::/0", h.line.core6) },
+	)
+}
+
+// Unplug takes the line away.
+func (h *Home) Unplug() error { return h.Router.Delete(WAN) }
+
+// Rename gives the router's end of the line another name. Under another than WAN
+// there is no masquerading, so that hosts have IPv6 only.
+func (h *Home) Rename(from, to string) error {
+	return inOrder(
+		func() error { return h.Router.Down(from) },
+		func() error { return h.Router.Rename(from, to) },
+		func() error { return h.Router.Up(to) },
+		func() error { return h.route(to) },
+	)
 }
 
 func inOrder(acts ...func() error) error {

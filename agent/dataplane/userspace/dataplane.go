@@ -560,7 +560,7 @@ func (d *Dataplane) Health() error {
 	case hangs:
 		return errors.New("the packet loop stands still: packets pass unshaped until it moves")
 	case afresh != 0 && d.now().Sub(afresh) < afreshTold:
-		return errors.New("the packet loop has panicked and started afresh: what waited has passed unshaped; the agent's log says more")
+		return fmt.Errorf("the packet loop has panicked and started afresh, what waited has passed unshaped: %s; the agent's log says more", *d.loop.why.Load())
 	}
 	return nil
 }

@@ -95,8 +95,10 @@ type loop struct {
 	// number that stays the same is a loop that hangs.
 	busy atomic.Uint32
 
-	// afresh is when it started afresh after a panic, by clock; 0: never.
+	// afresh is when it started afresh after a panic, by clock; 0: never. why is
+	// what the panic was, and the how manieth.
 	afresh atomic.Int64
+	why    atomic.Pointer[string]
 
 	// moved counts up with what changes statistics.
 	moved atomic.Uint32
@@ -149,6 +151,8 @@ func (l *loop) guardedRound() (err error) {
 			return
 		}
 		l.panics++
+		why := fmt.Sprintf("panic %d: %v", l.panics, r)
+		l.why.Store(&why)
 		l.afresh.Store(max(int64(l.clock()), 1))
 		l.log.Error("packet loop starts afresh after a panic", "count", l.panics, "error", r, "stack", string(debug.Stack()))
 		if err = l.release(); err != nil {

@@ -312,7 +312,7 @@ func newFleet() *fleet {
 			r.Session = session(pb.SyncState_SYNC_STATE_REJECTED)
 			r.Reported = &pb.ReportedState{
 				AppliedRevision: 90, AppliedHash: old.Hash(), EffectiveHash: old.Hash(), Effective: wire.FromLink(&old), Outcome: pb.Outcome_OUTCOME_REJECTED, RejectedRevision: 118, Error: "down.rate: 115Mbit is above the 100Mbit that this router can shape (--max-rate)", ReceivedTime: before(179 * time.Second),
-				Conditions: []*pb.Condition{{Type: "ClockOK", Reason: "Behind", Message: "the router's clock is behind a time that is known to have passed"}, {Type: "Degraded"}, {Type: "StateSaved", Status: true}},
+				Conditions: []*pb.Condition{{Type: "ClockOK", Reason: "Behind", Message: "the router's clock is behind a time that is known to have passed"}, {Type: "Degraded"}, {Type: "StateSaved", Status: true}, {Type: "InterfaceUp", Status: true}, {Type: "Crashed", Status: true, Reason: "OutOfMemory", Message: "the agent has ended by itself and was started again: the router ran out of memory, and the kernel killed it or another program"}},
 			}
 		case 2:
 			r.Session = session(pb.SyncState_SYNC_STATE_CLAMPED)

@@ -3,6 +3,7 @@ package ctl
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -80,7 +81,7 @@ func (a *app) why(r *pb.Router) string {
 		return "offline, not seen since this controller started; it catches up when it returns"
 	case pb.SyncState_SYNC_STATE_PENDING:
 		for _, c := range rep.GetConditions() {
-			if c.GetType() == "Degraded" && c.GetStatus() {
+			if (c.GetType() == "Degraded" || c.GetType() == "InterfaceUp") && c.GetStatus() != wanted(c) {
 				return "pending: " + c.GetMessage()
 			}
 		}
@@ -92,6 +93,11 @@ func (a *app) why(r *pb.Router) string {
 	default:
 		return stateOf(r)
 	}
+}
+
+// wanted returns the status that a condition has when all is well.
+func wanted(c *pb.Condition) bool {
+	return slices.Contains([]string{"ClockOK", "StateSaved", "InterfaceUp"}, c.GetType())
 }
 
 func (a *app) listRouters(ctx context.Context, req *pb.ListRoutersRequest) ([]*pb.Router, error) {
@@ -270,7 +276,7 @@ func (a *app) showRouter(r *pb.Router, lastChange string) error {
 		t.row("agent", fmt.Sprintf("%s on %s, data plane %s, boot %s", s.GetAgentVersion(), s.GetModel(), s.GetDataplane(), s.GetBootId()))
 	}
 	for _, c := range rep.GetConditions() {
-		if good := c.GetType() == "ClockOK" || c.GetType() == "StateSaved"; c.GetStatus() == good {
+		if c.GetStatus() == wanted(c) {
 			continue
 		}
 		t.row("condition", strings.TrimSuffix(fmt.Sprintf("%s is %t: %s", c.GetType(), c.GetStatus(), c.GetMessage()), ": "))

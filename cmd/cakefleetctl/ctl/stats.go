@@ -119,7 +119,7 @@ func (a *app) routerStats(ctx context.Context, id string) error {
 	a.printLink(report.WAN)
 	g := report.Agent
 	fmt.Fprintf(out, "\nagent\n cpu %v, %s; memory %s\n", g.CPUTime.Round(time.Millisecond), share(g.CPUTime, report.Uptime), size(g.ResidentBytes))
-	fmt.Fprintf(out, " %d.%02d packets a batch; %d passed unshaped, %d lost before the queue\n",
+	fmt.Fprintf(out, " %d.%02d packets a batch; %d passed unshaped, %d of them as the queue was full\n",
 		g.BatchSizeMilli/1000, g.BatchSizeMilli%1000/10, g.BypassedPackets, g.QueueOverflows)
 	return nil
 }

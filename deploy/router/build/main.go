@@ -47,7 +47,7 @@ var small = []string{
 	"encoding/asn1", "encoding/base64", "encoding/hex", "encoding/json/...", "encoding/pem",
 	"crypto/dsa", "crypto/ecdsa", "crypto/ed25519", "crypto/elliptic", "crypto/rsa", "crypto/tls/...", "crypto/x509/...",
 	"crypto/internal/fips140/ecdsa", "crypto/internal/fips140/rsa", "crypto/internal/fips140/tls12", "crypto/internal/fips140/tls13", "crypto/internal/hpke",
-	module + "/agent", module + "/agent/identity", module + "/agent/outbox", module + "/agent/probe", module + "/agent/session", module + "/agent/sqm", module + "/agent/state",
+	module + "/agent", module + "/agent/ending", module + "/agent/identity", module + "/agent/outbox", module + "/agent/probe", module + "/agent/session", module + "/agent/sqm", module + "/agent/state",
 	module + "/agent/dataplane/auto", module + "/agent/dataplane/kernel", module + "/agent/dataplane/wan",
 	module + "/internal/...", module + "/proto/...", module + "/cmd/...",
 }

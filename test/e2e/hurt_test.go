@@ -1,0 +1,304 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/cakefleet/cakefleet/internal/plan"
+	"github.com/cakefleet/cakefleet/test/homes"
+)
+
+// TestNeverHurts does to a real agent what may happen to one on a router. Each
+// time the home is online, and the operator reads of it. What happens within a
+// process is for TestLoopFaultsAreTold of package userspace.
+func TestNeverHurts(t *testing.T) {
+	f := newFleet(t)
+	f.ctl(t, "plan", "set", planName, "--down", "20mbit", "--up", "5mbit")
+	f.subscribe(t)
+	for _, part := range []struct {
+		name string
+		run  func(*testing.T, *fleet, *homes.Home)
+	}{
+		{"killed", killed},
+		{"out of memory", outOfMemory},
+		{"hotplug", hotplug},
+		{"MTU", mtu},
+		{"renamed", renamed},
+		{"dialed anew", dialedAnew},
+		{"queue full", queueFull},
+	} {
+		t.Run(part.name, func(t *testing.T) { part.run(t, f, f.net.Homes[0]) })
+	}
+}
+
+// shows waits until a command about the first router prints some words.
+func (f *fleet) shows(t *testing.T, words string, args ...string) {
+	t.Helper()
+	text := ""
+	f.await(t, words, func(ctx context.Context) error {
+		for {
+			var err error
+			if text, err = f.Ctl(ctx, nil, args...); err != nil {
+				return fmt.Errorf("%w; the last was:\n%s", err, text)
+			}
+			if strings.Contains(text, words) {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%w; the last was:\n%s", context.Cause(ctx), text)
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	})
+}
+
+func (f *fleet) routerShows(t *testing.T, words string) {
+	t.Helper()
+	f.shows(t, words, "router", "show", routerID(0))
+}
+
+// online wants datagrams of a home's host to be answered by the server.
+func online(t *testing.T, f *fleet, server netip.Addr, what string) {
+	t.Helper()
+	var far net.PacketConn
+	var near net.Conn
+	must(t, f.net.Server.Do(func() (err error) {
+		far, err = net.ListenPacket("udp", netip.AddrPortFrom(server, 0).String())
+		return err
+	}))
+	defer far.Close()
+	go func() {
+		b := make([]byte, 100)
+		for {
+			n, who, err := far.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			_, _ = far.WriteTo(b[:n], who) // the host counts what comes back
+		}
+	}()
+	must(t, f.net.Homes[0].Hosts[0].Do(func() (err error) { near, err = net.Dial("udp", far.LocalAddr().String()); return err }))
+	defer near.Close()
+	b := make([]byte, 100)
+	answered := 0
+	for end := time.Now().Add(patience); answered < 5; {
+		if time.Now().After(end) {
+			t.Fatalf("%s: the home is offline: %d of 5 datagrams were answered", what, answered)
+		}
+		if _, err := near.Write([]byte("hello")); err != nil {
+			time.Sleep(10 * time.Millisecond) // refused, while the neighbour is not known
+			continue
+		}
+		must(t, near.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
+		if _, err := near.Read(b); err == nil {
+			answered++
+		}
+	}
+}
+
+// applied counts how often the first router's agent has made its data plane run
+// something.
+func (f *fleet) applied(t *testing.T) int {
+	t.Helper()
+	log, err := os.ReadFile(f.Agents[0].Log)
+	must(t, err)
+	return strings.Count(string(log), "state runs")
+}
+
+func killed(t *testing.T, f *fleet, _ *homes.Home) {
+	for _, words := range []string{
+		"Crashed is true: the agent has ended by itself and was started again: it was killed",
+		"Crashed is true: the agent has ended by itself 2 times in a row and was started again; the last time: it was killed",
+	} {
+		must(t, f.Agents[0].Kill())
+		online(t, f, homes.Server4, "without an agent")
+		must(t, f.StartAgent(0, ""))
+		f.awaitSync(t, 0)
+		f.routerShows(t, words)
+		online(t, f, homes.Server4, "with another agent")
+	}
+	must(t, f.Agents[0].Stop())
+	online(t, f, homes.Server4, "after a stop")
+	must(t, f.StartAgent(0, ""))
+	f.awaitSync(t, 0)
+	if shown := f.ctl(t, "router", "show", routerID(0)); strings.Contains(shown, "Crashed") {
+		t.Errorf("after a stop:\n%s", shown)
+	}
+}
+
+// outOfMemory puts the agent where there is no memory: the kernel kills it when
+// it needs another page.
+func outOfMemory(t *testing.T, f *fleet, _ *homes.Home) {
+	withoutMemory(t, f.Agents[0].PID())
+	before := f.newest(t)
+	dead := false
+	for i, end := 0, time.Now().Add(patience); !dead; i++ {
+		if time.Now().After(end) {
+			t.Fatal("the agent needs no memory")
+		}
+		// Something to do. Whether the routers follow is not asked.
+		_, _ = f.Ctl(t.Context(), nil, "plan", "set", planName, "--down", mbit(float64(20+i%2)))
+		select {
+		case <-f.Agents[0].Done():
+			dead = true
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	online(t, f, homes.Server4, "after the kill")
+	must(t, f.StartAgent(0, ""))
+	f.awaitSync(t, before)
+	f.routerShows(t, "Crashed is true: the agent has ended by itself and was started again: the router ran out of memory, and the kernel killed it or another program")
+	online(t, f, homes.Server4, "with another agent")
+}
+
+// withoutMemory moves a process to a control group that has one page. What it
+// has already it keeps.
+func withoutMemory(t *testing.T, pid int) {
+	t.Helper()
+	var dir, limit string
+	for _, c := range []struct{ root, limit string }{
+		{"/sys/fs/cgroup", "memory.max"},
+		{"/sys/fs/cgroup/memory", "memory.limit_in_bytes"},
+	} {
+		dir = filepath.Join(c.root, prefix+"no-memory")
+		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(dir, c.limit)); err == nil {
+			limit = filepath.Join(dir, c.limit)
+			break
+		}
+		_ = os.Remove(dir) // groups here have nothing to do with memory
+	}
+	if limit == "" {
+		t.Skip("skipped: there are no control groups of memory")
+	}
+	t.Cleanup(func() {
+		for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
+			err := os.Remove(dir) // busy until the last process is gone
+			if err == nil {
+				return
+			}
+			if time.Now().After(end) {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	// While nothing is in it: a limit below what is used may be refused.
+	must(t, os.WriteFile(limit, []byte("4096"), 0))
+	must(t, os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0))
+}
+
+// hotplug has a hundred events that say nothing new.
+func hotplug(t *testing.T, f *fleet, h *homes.Home) {
+	f.awaitSync(t, 0)
+	before := f.applied(t)
+	for range 100 {
+		must(t, h.Router.Up(homes.WAN))
+		must(t, h.Router.MTU(homes.WAN, 1500))
+	}
+	online(t, f, homes.Server4, "after the events")
+	// What comes later is a change that shows that the agent has seen the events.
+	must(t, h.Router.MTU(homes.WAN, 1400))
+	defer func() { must(t, h.Router.MTU(homes.WAN, 1500)) }()
+	f.shows(t, "MTU 1400", "stats", routerID(0))
+	f.await(t, "the change", func(ctx context.Context) error {
+		for f.applied(t) == before {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		return nil
+	})
+	if n := f.applied(t) - before; n != 1 {
+		t.Errorf("100 events without news and one with: %d changes", n)
+	}
+}
+
+func mtu(t *testing.T, f *fleet, h *homes.Home) {
+	must(t, h.Router.MTU(homes.WAN, 1492))
+	defer func() { must(t, h.Router.MTU(homes.WAN, 1500)) }()
+	online(t, f, homes.Server4, "after the change")
+	f.shows(t, "MTU 1492", "stats", routerID(0))
+	f.awaitSync(t, 0)
+	online(t, f, homes.Server4, "when it was told")
+}
+
+func renamed(t *testing.T, f *fleet, h *homes.Home) {
+	must(t, h.Rename(homes.WAN, "other"))
+	online(t, f, homes.Server6, "under another name")
+	f.routerShows(t, "InterfaceUp is false: there is no interface wan: nothing is shaped until it comes")
+	online(t, f, homes.Server6, "when it was told")
+	must(t, h.Rename("other", homes.WAN))
+	online(t, f, homes.Server4, "under its name")
+	f.await(t, "the interface again", func(ctx context.Context) error {
+		for {
+			shown, err := f.Ctl(ctx, nil, "router", "show", routerID(0))
+			if err != nil || !strings.Contains(shown, "InterfaceUp") {
+				return err
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+	f.awaitSync(t, 0)
+}
+
+// dialedAnew takes the line away and makes another of the same name.
+func dialedAnew(t *testing.T, f *fleet, h *homes.Home) {
+	var comings uint64
+	if r := f.report(t, 0); r.WAN != nil {
+		comings = r.WAN.Comings
+	}
+	must(t, h.Unplug())
+	must(t, h.Plug())
+	online(t, f, homes.Server4, "on the new line")
+	f.await(t, "a report of it", func(ctx context.Context) error {
+		for {
+			if w := f.report(t, 0).WAN; w != nil && w.Index != 0 && w.Comings > comings {
+				return nil
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+	f.awaitSync(t, 0)
+	f.shows(t, "dialed anew", "explain", routerID(0))
+	online(t, f, homes.Server4, "when it was told")
+}
+
+// queueFull stops the agent, so that packets come that nobody takes.
+func queueFull(t *testing.T, f *fleet, _ *homes.Home) {
+	before := f.report(t, 0)
+	must(t, f.Agents[0].Signal(syscall.SIGSTOP))
+	online(t, f, homes.Server4, "while the agent stands still")
+	must(t, f.Agents[0].Signal(syscall.SIGCONT))
+	online(t, f, homes.Server4, "when it goes on")
+	var after plan.Report
+	f.await(t, "what has passed unshaped", func(ctx context.Context) error {
+		for {
+			if after = f.report(t, 0); after.Agent.BypassedPackets > before.Agent.BypassedPackets {
+				return nil
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			time.Sleep(200 * time.Millisecond)
+		}
+	})
+	f.shows(t, fmt.Sprintf("; %d passed unshaped", after.Agent.BypassedPackets), "stats", routerID(0))
+}
