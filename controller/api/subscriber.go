@@ -217,7 +217,7 @@ func importMessage(d subimport.Diff) *pb.ImportSubscribersResponse {
 			m.Errors = append(m.Errors, &pb.ImportError{Message: fmt.Sprintf("and %d more", len(d.Errors)-i)})
 			break
 		}
-		m.Errors = append(m.Errors, &pb.ImportError{Line: uint32(e.Line), Column: e.Column, Message: e.Message})
+		m.Errors = append(m.Errors, &pb.ImportError{Line: uint32(e.Line), Record: uint32(e.Record), Column: e.Column, Message: e.Message})
 	}
 	for _, c := range d.Changes[:min(len(d.Changes), mostChanges)] {
 		m.Changes = append(m.Changes, changeMessage(c))

@@ -1,6 +1,7 @@
 package subimport
 
 import (
+	"cmp"
 	"fmt"
 	"iter"
 	"maps"
@@ -79,7 +80,7 @@ func Compare(f File, stored Records, o Options) Diff {
 		d.missing(stored, inFile, o.KeepGoing)
 	}
 	if len(d.Errors) > 0 {
-		slices.SortStableFunc(d.Errors, func(a, b LineError) int { return a.Line - b.Line })
+		slices.SortStableFunc(d.Errors, func(a, b LineError) int { return cmp.Or(a.Line-b.Line, a.Record-b.Record) })
 		if !o.KeepGoing || f.Broken {
 			return Diff{Errors: d.Errors}
 		}
@@ -105,7 +106,7 @@ func (d *Diff) row(f File, r Row, stored Records, good bool) {
 	if _, exists := stored.Plan(r.Plan); !exists {
 		// A name that can't be one has its error from Parse.
 		if plan.ValidateName("plan", r.Plan) == nil {
-			d.Errors = append(d.Errors, LineError{r.Line, columnPlan, fmt.Sprintf("plan %s does not exist", r.Plan)})
+			d.Errors = append(d.Errors, r.fault(columnPlan, fmt.Sprintf("plan %s does not exist", r.Plan)))
 		}
 		return
 	}
@@ -123,7 +124,7 @@ func (d *Diff) row(f File, r Row, stored Records, good bool) {
 	if policy := l.BillingSuspension; policy != "" {
 		if _, exists := stored.Plan(policy); !exists {
 			if plan.ValidateName("plan", policy) == nil {
-				d.Errors = append(d.Errors, LineError{r.Line, columnSuspended, fmt.Sprintf("plan %s does not exist", policy)})
+				d.Errors = append(d.Errors, r.fault(columnSuspended, fmt.Sprintf("plan %s does not exist", policy)))
 			}
 			return
 		}
@@ -135,7 +136,7 @@ func (d *Diff) row(f File, r Row, stored Records, good bool) {
 	// What no single column is to blame for, such as the number of labels.
 	if err := after.Validate(); err != nil {
 		if good {
-			d.Errors = append(d.Errors, LineError{r.Line, "", err.Error()})
+			d.Errors = append(d.Errors, r.fault("", err.Error()))
 		}
 		return
 	}

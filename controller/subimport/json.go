@@ -13,17 +13,6 @@ import (
 	"github.com/cakefleet/cakefleet/internal/plan"
 )
 
-// member is one subscriber in JSON.
-type member struct {
-	ID     word            `json:"id"`
-	Plan   string          `json:"plan"`
-	Labels map[string]word `json:"labels"`
-
-	Down      *word `json:"down"`
-	Up        *word `json:"up"`
-	Suspended *word `json:"suspended"`
-}
-
 // word is a text, or a number or truth value as it is written; null is empty.
 type word string
 
@@ -60,7 +49,7 @@ func parseJSON(text string) File {
 			line = lineOf(text, syntax.Offset)
 		}
 		if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			err = errors.New("file ends in the middle; it seems to be cut off")
+			err = fmt.Errorf("file ends in the middle, after record %d; it seems to be cut off", len(p.file.Rows))
 		}
 		p.fail(line, "", err.Error())
 	}
@@ -72,7 +61,7 @@ func (p *parser) parseJSON(text string) error {
 	if err := openList(d); err != nil {
 		return err
 	}
-	line, at := 1, int64(0)
+	line, record, at := 1, 0, int64(0)
 	for d.More() {
 		var raw json.RawMessage
 		if err := d.Decode(&raw); err != nil {
@@ -81,7 +70,8 @@ func (p *parser) parseJSON(text string) error {
 		begin := d.InputOffset() - int64(len(raw))
 		line += strings.Count(text[at:begin], "\n")
 		at = begin
-		p.member(line, raw)
+		record++
+		p.member(Row{Line: line, Record: record}, raw)
 	}
 	if _, err := d.Token(); err != nil {
 		return err
@@ -131,59 +121,125 @@ func closeList(d *json.Decoder) error {
 	}
 }
 
-func (p *parser) member(line int, raw json.RawMessage) {
-	d := json.NewDecoder(bytes.NewReader(raw))
-	d.DisallowUnknownFields()
-	var m member
-	if err := d.Decode(&m); err != nil {
-		p.fail(line, "", memberError(err))
-		p.file.Rows = append(p.file.Rows, Row{Line: line, Bad: true})
-		return
-	}
-	r := Row{Line: line, ID: string(m.ID), Plan: strings.TrimSpace(m.Plan)}
+// member takes in one subscriber, with everything that is wrong with it.
+func (p *parser) member(r Row, raw json.RawMessage) {
 	bad := func(column string, err error) {
 		if err != nil {
 			r.Bad = true
-			p.fail(line, column, err.Error())
+			p.file.Errors = append(p.file.Errors, r.fault(column, valueError(err)))
 		}
 	}
-	bad(columnID, plan.ValidateID("subscriber", r.ID))
-	bad(columnPlan, plan.ValidateName("plan", r.Plan))
-	for _, b := range []struct {
-		column string
-		value  *word
-	}{{columnDown, m.Down}, {columnUp, m.Up}, {columnSuspended, m.Suspended}} {
-		if b.value != nil {
-			_, err := r.bill(b.column, string(*b.value))
-			bad(b.column, err)
+	fields, err := object(raw)
+	if err != nil {
+		bad("", errors.New("a subscriber is an object with id, plan and labels, not "+kindOf(raw)))
+		p.file.Rows = append(p.file.Rows, r)
+		return
+	}
+	var labels map[string]json.RawMessage
+	hasID, hasPlan := false, false
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		value := fields[name]
+		switch name = strings.ToLower(name); name {
+		case columnID:
+			hasID = true
+			var id word
+			if err := json.Unmarshal(value, &id); err != nil {
+				bad(columnID, err)
+				continue
+			}
+			r.ID = string(id)
+			bad(columnID, plan.ValidateID("subscriber", r.ID))
+		case columnPlan:
+			hasPlan = true
+			if err := json.Unmarshal(value, &r.Plan); err != nil {
+				bad(columnPlan, err)
+				continue
+			}
+			r.Plan = strings.TrimSpace(r.Plan)
+			bad(columnPlan, plan.ValidateName("plan", r.Plan))
+		case "labels":
+			if labels, err = object(value); err != nil && kindOf(value) != "null" {
+				bad("labels", errors.New("must be an object, not "+kindOf(value)))
+			}
+		case columnDown, columnUp, columnSuspended:
+			var text word
+			if kindOf(value) == "null" {
+				continue // as if it was not there
+			}
+			if err := json.Unmarshal(value, &text); err != nil {
+				bad(name, err)
+				continue
+			}
+			_, err := r.bill(name, string(text))
+			bad(name, err)
+		default:
+			bad(name, errors.New("is no field of a subscriber; what is free goes into labels"))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(m.Labels)) {
-		value := string(m.Labels[name])
-		bad(name, plan.ValidateLabel(name, value))
-		if value == "" {
+	if !hasID {
+		bad(columnID, errors.New("is missing"))
+	}
+	if !hasPlan {
+		bad(columnPlan, errors.New("is missing"))
+	}
+	p.labels(&r, labels, bad)
+	p.add(r)
+}
+
+func (p *parser) labels(r *Row, labels map[string]json.RawMessage, bad func(column string, err error)) {
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		var text word
+		if err := json.Unmarshal(labels[name], &text); err != nil {
+			bad(name, err)
+			continue
+		}
+		bad(name, plan.ValidateLabel(name, string(text)))
+		if text == "" {
 			r.Clear = append(r.Clear, name)
 			continue
 		}
 		if r.Labels == nil {
 			r.Labels = map[string]string{}
 		}
-		r.Labels[name] = value
+		r.Labels[name] = string(text)
 	}
-	p.add(r)
 }
 
-// memberError says in our words why an object is no subscriber.
-func memberError(err error) string {
-	e, ok := errors.AsType[*json.UnmarshalTypeError](err)
-	switch {
-	case !ok:
-		return strings.TrimPrefix(err.Error(), "json: ")
-	case e.Field == "":
-		return fmt.Sprintf("a subscriber is an object with id, plan and labels, not a %s", e.Value)
-	default:
-		return fmt.Sprintf("%s: can't be a %s", e.Field, e.Value)
+// object returns the fields of an object.
+func object(raw json.RawMessage) (fields map[string]json.RawMessage, err error) {
+	if err := json.Unmarshal(raw, &fields); err != nil {
+		return nil, err
 	}
+	if fields == nil {
+		return nil, errors.New("null")
+	}
+	return fields, nil
+}
+
+// kindOf says what a value is.
+func kindOf(raw json.RawMessage) string {
+	switch raw[0] {
+	case '{':
+		return "an object"
+	case '[':
+		return "an array"
+	case '"':
+		return "a text"
+	case 'n':
+		return "null"
+	case 't', 'f':
+		return "true or false"
+	default:
+		return "a number"
+	}
+}
+
+// valueError says in our words why a value can't be used.
+func valueError(err error) string {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return "can't be a " + e.Value
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
 }
 
 func lineOf(text string, offset int64) int {

@@ -39,6 +39,7 @@ type File struct {
 // Row is one subscriber.
 type Row struct {
 	Line   int // in the file, from 1
+	Record int // in a JSON file, from 1, as several may be on one line; 0 in a table
 	ID     string
 	Plan   string
 	Labels map[string]string // those that are not empty
@@ -48,6 +49,19 @@ type Row struct {
 	Billing   plan.Settings // rates that are not the plan's
 	Speaks    uint64        // fields that the file speaks about, set or not
 	Suspended *string       // plan whose rates apply, empty for none; nil: the file does not say
+}
+
+// fault is an error about the row.
+func (r *Row) fault(column, message string) LineError {
+	return LineError{Line: r.Line, Record: r.Record, Column: column, Message: message}
+}
+
+// place says where the row is.
+func (r *Row) place() string {
+	if r.Record > 0 {
+		return fmt.Sprintf("record %d, line %d", r.Record, r.Line)
+	}
+	return fmt.Sprintf("line %d", r.Line)
 }
 
 // bill reads one value that billing sets; handled is false if it is none.
@@ -82,6 +96,7 @@ func (r *Row) bill(column, value string) (handled bool, err error) {
 // LineError is one line that can't be used.
 type LineError struct {
 	Line    int    // in the file, from 1; 0 if it is not about a line
+	Record  int    // as in Row; 0 if it is not about one
 	Column  string // name of the column, if one is to blame
 	Message string
 }
@@ -242,7 +257,7 @@ func (p *parser) add(r Row) {
 	if first, twice := p.seen[r.ID]; twice {
 		r.Bad = true
 		p.file.Rows[first].Bad = true
-		p.fail(r.Line, columnID, fmt.Sprintf("subscriber %s is on line %d already", r.ID, p.file.Rows[first].Line))
+		p.file.Errors = append(p.file.Errors, r.fault(columnID, fmt.Sprintf("subscriber %s is on %s already", r.ID, p.file.Rows[first].place())))
 	} else if r.ID != "" {
 		p.seen[r.ID] = len(p.file.Rows)
 	}

@@ -314,8 +314,8 @@ func BenchmarkParse(b *testing.B) {
 // that is cut off is no good at all.
 func TestParseJSON(t *testing.T) {
 	want := []subimport.Row{
-		{Line: 2, ID: "4711", Plan: "gold", Labels: map[string]string{"site": "Zürich", "floor": "2"}},
-		{Line: 4, ID: "0815", Plan: "silver", Clear: []string{"note", "site"}},
+		{Line: 2, Record: 1, ID: "4711", Plan: "gold", Labels: map[string]string{"site": "Zürich", "floor": "2"}},
+		{Line: 4, Record: 2, ID: "0815", Plan: "silver", Clear: []string{"note", "site"}},
 	}
 	const list = "[\n {\"id\":4711,\"plan\":\"gold\",\"labels\":{\"site\":\"Zürich\",\"floor\":2}},\n\n {\"plan\":\"silver\",\n\"id\":\" 0815\",\"labels\":{\"site\":null,\"note\":\"\"}}]"
 	for _, file := range []string{list, "\ufeff" + list + "\n", `{"subscribers":` + list + "}"} {
@@ -330,12 +330,25 @@ func TestParseJSON(t *testing.T) {
 		want       []subimport.LineError
 	}{
 		{"several bad", "[{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\":\"\",\"plan\":\"gold\"},\n{\"id\":\"2\",\"speed\":1},\n7]", false, []subimport.LineError{
-			{Line: 2, Column: "id", Message: "subscriber 1 is on line 1 already"},
-			{Line: 3, Column: "id", Message: "subscriber id is empty"},
-			{Line: 4, Message: "unknown field \"speed\""},
-			{Line: 5, Message: "a subscriber is an object with id, plan and labels, not a number"},
+			{Line: 2, Record: 2, Column: "id", Message: "subscriber 1 is on record 1, line 1 already"},
+			{Line: 3, Record: 3, Column: "id", Message: "subscriber id is empty"},
+			{Line: 4, Record: 4, Column: "speed", Message: "is no field of a subscriber; what is free goes into labels"},
+			{Line: 4, Record: 4, Column: "plan", Message: "is missing"},
+			{Line: 5, Record: 5, Message: "a subscriber is an object with id, plan and labels, not a number"},
 		}},
-		{"cut off", "[{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\"", true, []subimport.LineError{{Message: "file ends in the middle; it seems to be cut off"}}},
+		{"all on one line, and all that is wrong with each", `[{"id":[],"plan":7,"down":"fast"},{"id":"1","plan":"gold","labels":{"a":{},"b":[]},"x":1},{"id":"2","plan":"gold"},{"id":"2","plan":"gold"},null,{"ID":"3","labels":5}]`, false, []subimport.LineError{
+			{Line: 1, Record: 1, Column: "down", Message: `down.rate: rate "fast": not a number`},
+			{Line: 1, Record: 1, Column: "id", Message: "must be a text or a number"},
+			{Line: 1, Record: 1, Column: "plan", Message: "can't be a number"},
+			{Line: 1, Record: 2, Column: "x", Message: "is no field of a subscriber; what is free goes into labels"},
+			{Line: 1, Record: 2, Column: "a", Message: "must be a text or a number"},
+			{Line: 1, Record: 2, Column: "b", Message: "must be a text or a number"},
+			{Line: 1, Record: 4, Column: "id", Message: "subscriber 2 is on record 3, line 1 already"},
+			{Line: 1, Record: 5, Message: "a subscriber is an object with id, plan and labels, not null"},
+			{Line: 1, Record: 6, Column: "labels", Message: "must be an object, not a number"},
+			{Line: 1, Record: 6, Column: "plan", Message: "is missing"},
+		}},
+		{"cut off", "[{\"id\":\"1\",\"plan\":\"gold\"},\n{\"id\"", true, []subimport.LineError{{Message: "file ends in the middle, after record 1; it seems to be cut off"}}},
 		{"no list", "{\"id\":\"1\"}", true, []subimport.LineError{{Message: "an array of subscribers is wanted, or an object whose only field is subscribers"}}},
 		{"bad comma", "[{\"id\":\"1\",\"plan\":\"gold\"}\n{}]", true, nil},
 	} {

@@ -333,6 +333,9 @@ func (a *app) tellImport(path string, resp *pb.ImportSubscribersResponse, dryRun
 			if e.GetLine() > 0 { // 0: the file as a whole
 				where += fmt.Sprintf(":%d", e.GetLine())
 			}
+			if e.GetRecord() > 0 {
+				where += fmt.Sprintf(" (record %d)", e.GetRecord())
+			}
 			if e.GetColumn() != "" {
 				where += ": " + e.GetColumn()
 			}

@@ -881,7 +881,10 @@ type ImportError struct {
 	// Column name, if one is to blame.
 	Column string `protobuf:"bytes,2,opt,name=column,proto3" json:"column,omitempty"`
 	// What is wrong with it.
-	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// Which subscriber of a JSON file, from 1, as several may be on one line; 0 in
+	// a table, where each has its line.
+	Record        uint32 `protobuf:"varint,4,opt,name=record,proto3" json:"record,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -935,6 +938,13 @@ func (x *ImportError) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *ImportError) GetRecord() uint32 {
+	if x != nil {
+		return x.Record
+	}
+	return 0
 }
 
 // ImportChange is one subscriber that the import changes.
@@ -1759,11 +1769,12 @@ const file_cakefleet_v1_subscriber_proto_rawDesc = "" +
 	"\n" +
 	"keep_going\x18\x04 \x01(\bR\tkeepGoing\x12*\n" +
 	"\x11allow_mass_change\x18\x05 \x01(\bR\x0fallowMassChange\x12.\n" +
-	"\x13mass_change_percent\x18\x06 \x01(\rR\x11massChangePercent\"S\n" +
+	"\x13mass_change_percent\x18\x06 \x01(\rR\x11massChangePercent\"k\n" +
 	"\vImportError\x12\x12\n" +
 	"\x04line\x18\x01 \x01(\rR\x04line\x12\x16\n" +
 	"\x06column\x18\x02 \x01(\tR\x06column\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\xd3\x01\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
+	"\x06record\x18\x04 \x01(\rR\x06record\"\xd3\x01\n" +
 	"\fImportChange\x123\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1f.cakefleet.v1.ImportChange.KindR\x04kind\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x16\n" +
