@@ -191,6 +191,8 @@ func (s *RouterService) message(m member) *pb.Router {
 			Since:    wire.FromTime(m.desired.Since),
 			Fields:   ownedFields(m),
 			Changes:  wire.FromTime(m.desired.Changes),
+
+			EffectiveHash: m.desired.EffectiveHash(),
 		},
 		Reported: fromReported(snap.Reported),
 		Session: &pb.SessionState{

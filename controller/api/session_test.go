@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -355,37 +356,64 @@ func TestDoors(t *testing.T) {
 // A boost goes out with its end and what follows; at the end the controller
 // wants what the router runs by then, without being woken by anybody.
 func TestFleet001_BoostInSession(t *testing.T) {
-	f := newFixture(t)
-	gold := f.setPlan("gold", 100_000_000)
-	f.setRouter("home-1", "gold")
-	operator := f.dial(f.operators, f.operatorCert())
-	a := f.connect("home-1", &pb.Hello{AppliedHash: gold.Hash(), EffectiveHash: gold.Hash()})
-	var boost plan.Boost
-	noError(t, boost.Settings.Parse("down.rate", "300mbit"))
-	const length = 8 * time.Second // in which any machine gets as far as the end of it
-	boost.Until = time.Now().Add(length)
-	_, err := f.store.PutSubscriber(t.Context(), plan.Subscriber{ID: "sub-home-1", Plan: "gold"}.WithLayers(plan.Layers{Boost: boost}), store.Any)
-	noError(t, err)
-	d := a.desired()
-	then, err := wire.ToLink(d.GetThen())
-	noError(t, err)
-	link, err := wire.ToLink(d.GetLink())
-	noError(t, err)
-	if *then != gold || link.Down.Rate != 300_000_000 || d.GetExpiresAfter().AsDuration() <= 0 || d.GetExpiresAfter().AsDuration() > length {
-		t.Fatalf("boost is %v, then %v after %v", link, then, d.GetExpiresAfter().AsDuration())
-	}
-	a.status(&pb.Status{
-		Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_APPLIED, AppliedRevision: d.GetRevision(),
-		AppliedHash: d.GetHash(), EffectiveHash: link.Hash(), Effective: d.GetLink(),
+	synctest.Test(t, func(t *testing.T) {
+		f, sessions := newSessions(t)
+		gold := f.setPlan("gold", 100_000_000)
+		f.setRouter("home-1", "gold")
+		s := f.fakeStream("home-1")
+		s.say(hello("home-1"))
+		for _, d := range s.pushed() {
+			s.say(applied(d))
+		}
+		var boost plan.Boost
+		noError(t, boost.Settings.Parse("down.rate", "300mbit"))
+		const length = 2 * time.Hour
+		boost.Until = time.Now().Add(length)
+		_, err := f.store.PutSubscriber(t.Context(), plan.Subscriber{ID: "sub-home-1", Plan: "gold"}.WithLayers(plan.Layers{Boost: boost}), store.Any)
+		noError(t, err)
+		time.Sleep(time.Second)
+		all := s.pushed()
+		if len(all) != 1 {
+			t.Fatalf("sent %v", all)
+		}
+		d := all[0]
+		then, err := wire.ToLink(d.GetThen())
+		noError(t, err)
+		link, err := wire.ToLink(d.GetLink())
+		noError(t, err)
+		if *then != gold || link.Down.Rate != 300_000_000 || d.GetExpiresAfter().AsDuration() <= 0 || d.GetExpiresAfter().AsDuration() > length {
+			t.Fatalf("boost is %v, then %v after %v", link, then, d.GetExpiresAfter().AsDuration())
+		}
+		s.say(&pb.ConnectRequest{Message: &pb.ConnectRequest_Status{Status: &pb.Status{
+			Nonce: d.GetNonce(), Outcome: pb.Outcome_OUTCOME_APPLIED, AppliedRevision: d.GetRevision(),
+			AppliedHash: d.GetHash(), EffectiveHash: link.Hash(), Effective: d.GetLink(),
+		}}})
+		r := f.shown("home-1")
+		if sync := r.GetSession().GetSync(); sync != pb.SyncState_SYNC_STATE_IN_SYNC {
+			t.Errorf("shown as %v", sync)
+		}
+		if fields := r.GetDesired().GetFields(); len(fields) != 1 || fields[0].GetOwner() != "boost" || fields[0].GetField() != "down.rate" || fields[0].GetValue() != "300Mbit" {
+			t.Errorf("fields that are not the plan's: %v", fields)
+		}
+		// The end is part of what is desired, and not of what a data plane runs:
+		// who compares has a hash for each.
+		if des, rep := r.GetDesired(), r.GetReported(); des.GetHash() != rep.GetAppliedHash() || des.GetEffectiveHash() != rep.GetEffectiveHash() || des.GetHash() == des.GetEffectiveHash() {
+			t.Errorf("desired %s and %s, applied %s, effective %s", des.GetHash(), des.GetEffectiveHash(), rep.GetAppliedHash(), rep.GetEffectiveHash())
+		}
+		time.Sleep(length - 2*time.Second)
+		if all := s.pushed(); len(all) != 0 {
+			t.Errorf("before the end %v is sent", all)
+		}
+		time.Sleep(2 * time.Second)
+		all = s.pushed()
+		if len(all) != 1 || all[0].GetHash() != gold.Hash() || all[0].GetExpiresAfter() != nil {
+			t.Fatalf("at the end %v is desired", all)
+		}
+		s.say(applied(all[0]))
+		if r := f.shown("home-1"); r.GetSession().GetSync() != pb.SyncState_SYNC_STATE_IN_SYNC || r.GetDesired().GetEffectiveHash() != gold.Hash() {
+			t.Errorf("after the end %v", r)
+		}
+		s.End(nil)
+		sessions.Wait()
 	})
-	r := f.waitSync(operator, pb.SyncState_SYNC_STATE_IN_SYNC)
-	if fields := r.GetDesired().GetFields(); len(fields) != 1 || fields[0].GetOwner() != "boost" || fields[0].GetField() != "down.rate" || fields[0].GetValue() != "300Mbit" {
-		t.Errorf("fields that are not the plan's: %v", fields)
-	}
-	after := a.desired()
-	if after.GetHash() != gold.Hash() || after.GetExpiresAfter() != nil || time.Now().Before(boost.Until) {
-		t.Errorf("at the end %v is desired", after)
-	}
-	a.apply(after)
-	f.waitSync(operator, pb.SyncState_SYNC_STATE_IN_SYNC)
 }

@@ -288,7 +288,12 @@ func (a *app) showRouter(r *pb.Router, lastChange string) error {
 
 	t = a.table(" ", "DESIRED", "APPLIED", "EFFECTIVE")
 	t.row("revision", revision(des.GetRevision()), revision(rep.GetAppliedRevision()), "")
-	t.row("hash", short(des.GetHash()), short(rep.GetAppliedHash()), short(rep.GetEffectiveHash()))
+	if link := des.GetEffectiveHash(); link == "" || link == des.GetHash() {
+		t.row("hash", short(des.GetHash()), short(rep.GetAppliedHash()), short(rep.GetEffectiveHash()))
+	} else { // its end is part of what is desired, and not of what a data plane runs
+		t.row("hash", short(des.GetHash()), short(rep.GetAppliedHash()), "")
+		t.row("link hash", short(link), "", short(rep.GetEffectiveHash()))
+	}
 	t.row("since", a.ago(des.GetSince()), a.ago(rep.GetReceivedTime()), "")
 	want, runs := linkOf(des.GetLink()), linkOf(rep.GetEffective())
 	// The router keeps no more of what it applied than its hash: an equal hash

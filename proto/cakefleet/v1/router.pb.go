@@ -430,7 +430,7 @@ type DesiredState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// etcd revision of the newest input; 0 if nothing is desired.
 	Revision int64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
-	// Hash of the link.
+	// Hash of the link, and of when it ends and what follows if it does.
 	Hash string `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
 	// What to run; absent if nothing is shaped.
 	Link *Link `protobuf:"bytes,3,opt,name=link,proto3" json:"link,omitempty"`
@@ -442,7 +442,10 @@ type DesiredState struct {
 	Fields []*OwnedField `protobuf:"bytes,6,rep,name=fields,proto3" json:"fields,omitempty"`
 	// When something else is desired without anybody's doing, such as at the end
 	// of a boost; absent if never.
-	Changes       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changes,proto3" json:"changes,omitempty"`
+	Changes *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changes,proto3" json:"changes,omitempty"`
+	// Hash of the link alone, which a router has as its effective hash that runs
+	// the state.
+	EffectiveHash string `protobuf:"bytes,8,opt,name=effective_hash,json=effectiveHash,proto3" json:"effective_hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -524,6 +527,13 @@ func (x *DesiredState) GetChanges() *timestamppb.Timestamp {
 		return x.Changes
 	}
 	return nil
+}
+
+func (x *DesiredState) GetEffectiveHash() string {
+	if x != nil {
+		return x.EffectiveHash
+	}
+	return ""
 }
 
 // OwnedField is one value of a link and whose word it is.
@@ -1603,7 +1613,7 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\x06Device\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x12\x14\n" +
-	"\x05model\x18\x03 \x01(\tR\x05model\"\x98\x02\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\"\xbf\x02\n" +
 	"\fDesiredState\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x03R\brevision\x12\x12\n" +
 	"\x04hash\x18\x02 \x01(\tR\x04hash\x12&\n" +
@@ -1611,7 +1621,8 @@ const file_cakefleet_v1_router_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x120\n" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
 	"\x06fields\x18\x06 \x03(\v2\x18.cakefleet.v1.OwnedFieldR\x06fields\x124\n" +
-	"\achanges\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanges\"\x84\x01\n" +
+	"\achanges\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanges\x12%\n" +
+	"\x0eeffective_hash\x18\b \x01(\tR\reffectiveHash\"\x84\x01\n" +
 	"\n" +
 	"OwnedField\x12\x14\n" +
 	"\x05field\x18\x01 \x01(\tR\x05field\x12\x14\n" +

@@ -639,6 +639,9 @@ type AgentStats struct {
 	QueueOverflows uint64 `protobuf:"varint,4,opt,name=queue_overflows,json=queueOverflows,proto3" json:"queue_overflows,omitempty"`
 	// Packets read in one batch, average times 1000.
 	BatchSizeMilli uint32 `protobuf:"varint,5,opt,name=batch_size_milli,json=batchSizeMilli,proto3" json:"batch_size_milli,omitempty"`
+	// Reports that were never made because the controller did not take the one
+	// before in time. It costs resolution and no totals.
+	SkippedReports uint64 `protobuf:"varint,6,opt,name=skipped_reports,json=skippedReports,proto3" json:"skipped_reports,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -704,6 +707,13 @@ func (x *AgentStats) GetQueueOverflows() uint64 {
 func (x *AgentStats) GetBatchSizeMilli() uint32 {
 	if x != nil {
 		return x.BatchSizeMilli
+	}
+	return 0
+}
+
+func (x *AgentStats) GetSkippedReports() uint64 {
+	if x != nil {
+		return x.SkippedReports
 	}
 	return 0
 }
@@ -2960,14 +2970,15 @@ const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\x11min_adjusted_size\x18\x0e \x01(\rR\x0fminAdjustedSize\x12*\n" +
 	"\x11max_adjusted_size\x18\x0f \x01(\rR\x0fmaxAdjustedSize\x12*\n" +
 	"\x11avg_header_offset\x18\x10 \x01(\rR\x0favgHeaderOffset\x12*\n" +
-	"\x04tins\x18\x11 \x03(\v2\x16.cakefleet.v1.TinStatsR\x04tins\"\xe7\x01\n" +
+	"\x04tins\x18\x11 \x03(\v2\x16.cakefleet.v1.TinStatsR\x04tins\"\x90\x02\n" +
 	"\n" +
 	"AgentStats\x124\n" +
 	"\bcpu_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\acpuTime\x12%\n" +
 	"\x0eresident_bytes\x18\x02 \x01(\x04R\rresidentBytes\x12)\n" +
 	"\x10bypassed_packets\x18\x03 \x01(\x04R\x0fbypassedPackets\x12'\n" +
 	"\x0fqueue_overflows\x18\x04 \x01(\x04R\x0equeueOverflows\x12(\n" +
-	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\"\x87\x03\n" +
+	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\x12'\n" +
+	"\x0fskipped_reports\x18\x06 \x01(\x04R\x0eskippedReports\"\x87\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
 	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x121\n" +
