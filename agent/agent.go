@@ -68,6 +68,7 @@ func New(cfg Config) (*Agent, error) {
 		a.setProbe(plan.Probe{Host: cfg.Probe, Interval: cfg.ProbeInterval})
 	}
 	a.report = newReporter(a.boot, cfg.Dataplane, cfg.Interface, a.prober)
+	a.report.skipped = a.outbox.Skipped
 	return a, nil
 }
 

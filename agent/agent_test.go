@@ -320,8 +320,9 @@ func TestControllerRestart(t *testing.T) {
 	}
 }
 
-// fleet.md 74: the controller stops reading; reports are skipped, pushes work.
-func TestStalledController(t *testing.T) {
+// fleet.md 74: the controller stops reading; reports are skipped and counted,
+// pushes work.
+func TestFleet074_StalledController(t *testing.T) {
 	stall := make(chan struct{})
 	c := sessiontest.Start(t, sessiontest.Config{Interval: time.Microsecond, Stall: stall})
 	r := newRouter(t, c.Address, c.AddToken("r1"))
@@ -340,6 +341,8 @@ func TestStalledController(t *testing.T) {
 	close(stall)
 	if st := answer(t, s, 100); st.GetAppliedRevision() != 100 {
 		t.Errorf("answer %v", st)
+	}
+	for next(t, "report", s.Reports).GetAgent().GetSkippedReports() == 0 {
 	}
 }
 

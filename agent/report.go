@@ -23,6 +23,8 @@ type reporter struct {
 	probe  plan.ProbeStats
 	wan    plan.LinkState
 	report plan.Report
+
+	skipped func() uint64 // reports; nil: none are counted
 }
 
 func newReporter(boot string, plane dataplane.Dataplane, iface Interface, prober *probe.Prober) *reporter {
@@ -43,6 +45,9 @@ func (r *reporter) next() *plan.Report {
 		ResidentBytes:   residentBytes(),
 		BypassedPackets: r.stats.BypassedPackets,
 		QueueOverflows:  r.stats.QueueOverflows,
+	}
+	if r.skipped != nil {
+		p.Agent.SkippedReports = r.skipped()
 	}
 	if n := r.stats.Batches; n > 0 {
 		p.Agent.BatchSizeMilli = uint32(r.stats.Packets * 1000 / n)

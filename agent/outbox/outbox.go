@@ -93,7 +93,15 @@ func (o *Outbox) Take(stream uint64) Work {
 	return w
 }
 
-// Skipped returns how many reports were never made because one was due still.
+// Skip counts reports that were never made because nobody could send them.
+func (o *Outbox) Skip(n uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.skipped += n
+}
+
+// Skipped returns how many reports were never made because one was due still or
+// the one before could not be sent.
 func (o *Outbox) Skipped() uint64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -17,8 +17,8 @@ import (
 
 // dial makes a connection that is good for one session: gRPC's own back-off is
 // too narrow for a fleet, so that it never gets to it.
-func dial(address string, c *tls.Config, handshake func(error)) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient("passthrough:///"+address,
+func dial(address string, c *tls.Config, handshake func(error), more ...grpc.DialOption) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient("passthrough:///"+address, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(observed{credentials.NewTLS(c), handshake}),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: connectTimeout}),
 		// Below the time after which home and provider NAT forget a connection.
@@ -26,13 +26,13 @@ func dial(address string, c *tls.Config, handshake func(error)) (*grpc.ClientCon
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 		grpc.WithIdleTimeout(0),
-		grpc.WithReadBufferSize(4<<10),
+		grpc.WithReadBufferSize(4 << 10),
 		// Windows that don't grow: else every push makes it ask how long the line is.
-		grpc.WithStaticStreamWindowSize(64<<10),
-		grpc.WithStaticConnWindowSize(64<<10),
-		grpc.WithWriteBufferSize(4<<10),
+		grpc.WithStaticStreamWindowSize(64 << 10),
+		grpc.WithStaticConnWindowSize(64 << 10),
+		grpc.WithWriteBufferSize(4 << 10),
 		grpc.WithMaxCallAttempts(1),
-	)
+	}, more...)...)
 	if err != nil {
 		return nil, fmt.Errorf("controller %s: %w", address, err)
 	}

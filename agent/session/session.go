@@ -84,6 +84,7 @@ type Session struct {
 	cfg     Config
 	backoff backoff.Backoff
 	open    func(context.Context) (lived time.Duration, err error) // one whole stream; tests replace it
+	options []grpc.DialOption                                      // of tests
 	stream  uint64                                                 // counts streams, from 1
 	retry   atomic.Bool                                            // Handshake asked for another try
 
@@ -220,7 +221,7 @@ func (s *Session) dial() (*grpc.ClientConn, error) {
 		if s.cfg.Handshake != nil && s.cfg.Handshake(err) {
 			s.retry.Store(true)
 		}
-	})
+	}, s.options...)
 }
 
 // errMove means that the controller asked for another session, for which there
@@ -318,7 +319,8 @@ func (s *Session) push(m *pb.Desired) Push {
 // keeps only the newest.
 func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.SessionService_ConnectClient, settings <-chan *pb.Settings, received <-chan struct{}) error {
 	every, differences, origin := defaultReportInterval, false, ""
-	due := time.NewTimer(jittered(s.cfg.Jitter, every))
+	wait := jittered(s.cfg.Jitter, every)
+	due, dueAt := time.NewTimer(wait), time.Now().Add(wait)
 	defer due.Stop()
 	renew := time.NewTimer(s.renewIn())
 	defer renew.Stop()
@@ -335,10 +337,16 @@ func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.Ses
 			differences, origin = set.GetDifferences(), set.GetOrigin()
 			if d := set.GetReportInterval().AsDuration(); d > 0 {
 				every = d
-				due.Reset(jittered(s.cfg.Jitter, every)) // spread over the fleet
+				wait := jittered(s.cfg.Jitter, every) // spread over the fleet
+				due.Reset(wait)
+				dueAt = time.Now().Add(wait)
 			}
 		case <-due.C:
+			now := time.Now()
+			// Those that came due while a controller that is slow held this up.
+			s.cfg.Outbox.Skip(uint64(max(0, now.Sub(dueAt)/every)))
 			due.Reset(every)
+			dueAt = now.Add(every)
 			s.cfg.Outbox.PutReport()
 		case <-s.cfg.Outbox.Ready():
 			if err := s.sendWork(ctx, conn, stream, differences, origin); err != nil {

@@ -32,7 +32,12 @@ type gate struct {
 	// log, and why the call is refused.
 	admit   func(ctx context.Context, method string) (_ context.Context, who string, err error)
 	privacy *privacy // nil: answers are not for operators
+	clock   bool     // answers say what time it is here
 }
+
+// ClockHeader is the metadata of an answer that has the controller's time, as a
+// viewer's own clock may be wrong.
+const ClockHeader = "cakefleet-clock"
 
 // AgentsDoor returns what is around every unary call of agents. Sessions are
 // checked when they begin.
@@ -43,7 +48,7 @@ func AgentsDoor(logger hclog.Logger) grpc.UnaryServerInterceptor {
 // OperatorsDoor returns the options of the gRPC server that operators call.
 // viewerLabels are the labels of subscribers that viewers see.
 func OperatorsDoor(control *access.Control, viewerLabels []string, logger hclog.Logger) []grpc.ServerOption {
-	return gate{logger: logger, privacy: newPrivacy(viewerLabels), admit: func(ctx context.Context, method string) (context.Context, string, error) {
+	return gate{logger: logger, clock: true, privacy: newPrivacy(viewerLabels), admit: func(ctx context.Context, method string) (context.Context, string, error) {
 		who, err := control.Admit(shown(ctx))
 		return admitOperator(ctx, method, who, err)
 	}}.options()
@@ -63,6 +68,9 @@ func (g gate) options() []grpc.ServerOption {
 }
 
 func (g gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	if g.clock {
+		_ = grpc.SetHeader(ctx, metadata.Pairs(ClockHeader, time.Now().UTC().Format(time.RFC3339Nano))) // the answer is good without
+	}
 	err = g.call(ctx, info.FullMethod, func(ctx context.Context) error {
 		resp, err = handler(ctx, req)
 		if err == nil && g.privacy != nil {

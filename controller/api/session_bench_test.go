@@ -42,7 +42,7 @@ type benchFleet struct {
 	again    time.Time          // when the next router may be changed again
 }
 
-func newBenchFleet(b *testing.B, n int) *benchFleet {
+func newBenchFleet(b testing.TB, n int) *benchFleet {
 	b.Helper()
 	f := &benchFleet{}
 	f.store = storetest.NewFake(b, func(c store.Change) { f.sessions.Changed(c) })

@@ -83,4 +83,5 @@ type AgentStats struct {
 	BypassedPackets uint64 // passed unshaped because the data plane was not ready
 	QueueOverflows  uint64 // packets that the kernel could not queue to the data plane
 	BatchSizeMilli  uint32 // packets read in one batch, average times 1000
+	SkippedReports  uint64 // never made, as the controller did not take the one before in time
 }

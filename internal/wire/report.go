@@ -277,6 +277,8 @@ func (r *reader) agent(a *plan.AgentStats, was plan.AgentStats) error {
 			a.QueueOverflows = in.u64(was.QueueOverflows)
 		case 5:
 			a.BatchSizeMilli = in.u32(was.BatchSizeMilli)
+		case 6:
+			a.SkippedReports = in.u64(was.SkippedReports)
 		}
 	}
 	if in.bad {
@@ -673,6 +675,7 @@ func AppendReport(b []byte, r, before *plan.Report) []byte {
 	w.u64(3, r.Agent.BypassedPackets, was.Agent.BypassedPackets)
 	w.u64(4, r.Agent.QueueOverflows, was.Agent.QueueOverflows)
 	w.u32(5, r.Agent.BatchSizeMilli, was.Agent.BatchSizeMilli)
+	w.u64(6, r.Agent.SkippedReports, was.Agent.SkippedReports)
 	w.end(at)
 	if before != nil {
 		w.plain(7, before.Sequence)

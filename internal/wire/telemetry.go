@@ -29,6 +29,7 @@ func FromReport(r *plan.Report) *pb.Report {
 			BypassedPackets: r.Agent.BypassedPackets,
 			QueueOverflows:  r.Agent.QueueOverflows,
 			BatchSizeMilli:  r.Agent.BatchSizeMilli,
+			SkippedReports:  r.Agent.SkippedReports,
 		},
 		Probe: fromProbe(r.Probe),
 		Wan:   fromLinkState(r.WAN),
@@ -56,6 +57,7 @@ func ToReport(m *pb.Report) (plan.Report, error) {
 			BypassedPackets: m.GetAgent().GetBypassedPackets(),
 			QueueOverflows:  m.GetAgent().GetQueueOverflows(),
 			BatchSizeMilli:  m.GetAgent().GetBatchSizeMilli(),
+			SkippedReports:  m.GetAgent().GetSkippedReports(),
 		},
 	}
 	var err error

@@ -319,7 +319,7 @@ func TestDifference(t *testing.T) {
 	for i := range 150 {
 		m := wire.FromReport(&plan.Report{
 			Sequence: uint64(1 + i), BootID: "a", Uptime: time.Duration(i) * time.Second, Down: stats(), Up: stats(),
-			Agent: plan.AgentStats{CPUTime: time.Duration(r.Uint64() >> 2), ResidentBytes: r.Uint64(), BatchSizeMilli: r.Uint32()},
+			Agent: plan.AgentStats{CPUTime: time.Duration(r.Uint64() >> 2), ResidentBytes: r.Uint64(), BatchSizeMilli: r.Uint32(), SkippedReports: r.Uint64()},
 			Probe: probe(), WAN: wan(),
 		})
 		if before != nil {

@@ -86,7 +86,7 @@ What the first column names, cakefleetctl undo takes back.`,
 // past returns a time that is given as such or as how long ago it is.
 func (a *app) past(text string) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return a.cfg.Now().Add(-d), nil
+		return a.now().Add(-d), nil
 	}
 	for _, layout := range []string{time.RFC3339, "2006-01-02T15:04", "2006-01-02"} {
 		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {

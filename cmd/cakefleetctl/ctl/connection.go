@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
@@ -183,9 +184,39 @@ func loadCredentials(path string) (*tls.Config, error) {
 func call[Req, Resp any](ctx context.Context, a *app, f func(context.Context, *Req, ...grpc.CallOption) (*Resp, error), req *Req) (*Resp, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	resp, err := f(ctx, req)
+	var header metadata.MD
+	resp, err := f(ctx, req, grpc.Header(&header))
+	a.hear(header)
 	return resp, a.explain(err)
 }
+
+// clockHeader is what a controller's answer says its time in.
+const clockHeader = "cakefleet-clock"
+
+// clockSlack is how far the controller's clock may be from this machine's and
+// still be taken as the same.
+const clockSlack = 2 * time.Second
+
+// hear takes note of the controller's clock.
+func (a *app) hear(header metadata.MD) {
+	said := header.Get(clockHeader)
+	if len(said) == 0 {
+		return
+	}
+	at, err := time.Parse(time.RFC3339Nano, said[0])
+	if err != nil {
+		return // of another version
+	}
+	off := at.Sub(a.cfg.Now())
+	if off.Abs() < clockSlack {
+		off = 0
+	}
+	a.off.Store(int64(off))
+}
+
+// now is the time by the controller's clock, which all times of a fleet are
+// of; by this machine's before the first answer.
+func (a *app) now() time.Time { return a.cfg.Now().Add(time.Duration(a.off.Load())) }
 
 // explain turns the end of a call into what an operator can do about it.
 func (a *app) explain(err error) error {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -94,7 +95,8 @@ type app struct {
 	credentials string
 	token       string
 	output      string
-	conn        *connection // nil until a command needs one
+	conn        *connection  // nil until a command needs one
+	off         atomic.Int64 // ns that the controller's clock is ahead of this machine's
 }
 
 func (a *app) root() *cobra.Command {

@@ -35,13 +35,19 @@ type result struct {
 
 func run(t *testing.T, env map[string]string, args ...string) result {
 	t.Helper()
+	return runAt(t, noon, env, args...)
+}
+
+// runAt is run on a machine whose clock says something else.
+func runAt(t *testing.T, now time.Time, env map[string]string, args ...string) result {
+	t.Helper()
 	var out, err bytes.Buffer
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	code := ctl.Run(ctx, ctl.Config{
 		Version: "0.1.0", Args: args, Stdout: &out, Stderr: &err,
 		Getenv: func(k string) string { return env[k] },
-		Now:    func() time.Time { return noon },
+		Now:    func() time.Time { return now },
 	})
 	return result{code, out.String(), err.String()}
 }
@@ -94,6 +100,25 @@ func measured(f *fleet) {
 	f.report.Report = wire.FromReport(&r)
 }
 
+// A viewer whose clock is wrong sees the same: ages are by the controller's.
+func TestFleet046_ViewersClock(t *testing.T) {
+	f := newFleet()
+	f.clock = noon
+	address, creds := f.serve(t)
+	env := map[string]string{"CAKEFLEET_CONTROLLER": address, "CAKEFLEET_CREDENTIALS": creds}
+	for _, args := range [][]string{{"router", "list"}, {"router", "show", "home-2"}, {"stats", "home-1"}} {
+		want := run(t, env, args...)
+		if want.code != 0 || !strings.Contains(want.stdout, " ago") {
+			t.Fatalf("%v: %+v", args, want)
+		}
+		for _, off := range []time.Duration{time.Hour, -time.Hour, 20 * 365 * 24 * time.Hour} {
+			if got := runAt(t, noon.Add(off), env, args...); got != want {
+				t.Errorf("%v by a clock that is %v ahead:\n%s", args, off, cmp.Diff(want.stdout, got.stdout))
+			}
+		}
+	}
+}
+
 // TestGolden runs commands against a small fleet; testdata/NAME.golden has what
 // they print. -update writes it, to be read in review.
 func TestGolden(t *testing.T) {
@@ -125,6 +150,14 @@ func TestGolden(t *testing.T) {
 			f.routers[0].Quarantine = &pb.Quarantine{Time: before(time.Hour), Devices: []*pb.Device{
 				{Address: "192.0.2.7:40312", BootId: "0011", Model: "Archer C7 v2"}, {Address: "198.51.100.9:999", BootId: "2233", Model: "Archer C7 v2"},
 			}}
+		}},
+		{"router-show-boosted", []string{"router", "show", "home-1"}, func(f *fleet) {
+			d, r := f.routers[0].Desired, f.routers[0].Reported
+			d.EffectiveHash = d.GetHash()
+			d.Hash = "0123456789abcdef0123456789abcdef"
+			r.AppliedHash = d.GetHash()
+			d.Fields = []*pb.OwnedField{{Field: "down.rate", Value: "115Mbit", Owner: "boost"}}
+			d.Changes = before(-time.Hour)
 		}},
 		{"router-list-barred", []string{"router", "list"}, func(f *fleet) {
 			f.routers[0].Quarantine, f.routers[1].Revocation = &pb.Quarantine{}, &pb.Revocation{}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -46,6 +47,7 @@ type fleet struct {
 	pb.UnimplementedJoinServiceServer
 
 	mu          sync.Mutex
+	clock       time.Time // that answers say; zero: none
 	revision    int64
 	plans       []*pb.Plan
 	stale       *pb.Plan // what GetPlan gives, if set: the store is ahead of it
@@ -354,7 +356,14 @@ func (f *fleet) serve(t *testing.T) (address, credentialsFile string) {
 		Certificates: []tls.Certificate{{Certificate: [][]byte{serverDER}, PrivateKey: serverKey}},
 		ClientAuth:   tls.RequireAndVerifyClientCert,
 		ClientCAs:    roots,
-	})))
+	})), grpc.UnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if !f.clock.IsZero() {
+			if err := grpc.SetHeader(ctx, metadata.Pairs("cakefleet-clock", f.clock.Format(time.RFC3339Nano))); err != nil {
+				return nil, err
+			}
+		}
+		return handler(ctx, req)
+	}))
 	pb.RegisterPlanServiceServer(s, f)
 	pb.RegisterSubscriberServiceServer(s, f)
 	pb.RegisterRouterServiceServer(s, f)

@@ -139,7 +139,7 @@ func (w *window) requests(by string, now time.Time) ([]*pb.QueryStatsRequest, er
 
 // statsOver shows how groups felt over a window.
 func (a *app) statsOver(ctx context.Context, by string, w *window) error {
-	requests, err := w.requests(by, a.cfg.Now())
+	requests, err := w.requests(by, a.now())
 	if err != nil {
 		return err
 	}

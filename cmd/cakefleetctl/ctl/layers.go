@@ -288,7 +288,7 @@ func (a *app) layerRows(l *pb.Layers, row func(...string)) {
 	}
 	words("billing", l.GetBilling(), "")
 	words("override", l.GetOverride(), "")
-	if end := l.GetBoostEnd(); end != nil && a.cfg.Now().Before(end.AsTime()) {
+	if end := l.GetBoostEnd(); end != nil && a.now().Before(end.AsTime()) {
 		words("boost", l.GetBoost(), " until "+end.AsTime().Format(time.RFC3339))
 	}
 	if p := l.GetSuspension(); p != "" {

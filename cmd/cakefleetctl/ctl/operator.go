@@ -115,7 +115,7 @@ func (a *app) operatorList() *cobra.Command {
 			for _, o := range all {
 				n := map[pb.OperatorCredential_Kind]int{}
 				for _, x := range o.GetCredentials() {
-					if x.GetExpireTime().AsTime().After(a.cfg.Now()) {
+					if x.GetExpireTime().AsTime().After(a.now()) {
 						n[x.GetKind()]++
 					}
 				}

@@ -130,7 +130,7 @@ func (a *app) ago(m *timestamppb.Timestamp) string {
 	if m == nil {
 		return ""
 	}
-	d := a.cfg.Now().Sub(m.AsTime())
+	d := a.now().Sub(m.AsTime())
 	switch {
 	case d < 0:
 		return "in " + rough(-d)

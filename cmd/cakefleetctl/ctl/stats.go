@@ -121,6 +121,9 @@ func (a *app) routerStats(ctx context.Context, id string) error {
 	fmt.Fprintf(out, "\nagent\n cpu %v, %s; memory %s\n", g.CPUTime.Round(time.Millisecond), share(g.CPUTime, report.Uptime), size(g.ResidentBytes))
 	fmt.Fprintf(out, " %d.%02d packets a batch; %d passed unshaped, %d of them as the queue was full\n",
 		g.BatchSizeMilli/1000, g.BatchSizeMilli%1000/10, g.BypassedPackets, g.QueueOverflows)
+	if g.SkippedReports > 0 {
+		fmt.Fprintf(out, " %d reports skipped, as the controller was slow\n", g.SkippedReports)
+	}
 	return nil
 }
 
