@@ -30,6 +30,19 @@ type pace struct {
 	answers    int
 	unanswered int  // hellos now
 	held       bool // somebody had to wait for the rate since
+
+	totals  Admission
+	totaled time.Time // up to when; zero: nothing was admitted yet
+}
+
+// Admission is what a door has admitted since it began.
+type Admission struct {
+	Admitted uint64
+	// Offered is how many would have been admitted if always somebody had
+	// waited: the rate over time.
+	Offered float64
+	// Limited is how long somebody had to wait for the rate.
+	Limited time.Duration
 }
 
 func newPace(most float64) pace { return pace{most: most, rate: most} }
@@ -49,8 +62,20 @@ func (p *pace) answered(took time.Duration, ok bool) {
 	p.answers++
 }
 
-// hold notes that somebody waits for the rate.
-func (p *pace) hold() { p.held = true }
+// hold notes that somebody waits for the rate for a time.
+func (p *pace) hold(wait time.Duration) {
+	p.held = true
+	p.totals.Limited += wait
+}
+
+// total brings the totals up to a time.
+func (p *pace) total(now time.Time) Admission {
+	if since := now.Sub(p.totaled); !p.totaled.IsZero() && since > 0 {
+		p.totals.Offered += p.rate * since.Seconds()
+	}
+	p.totaled = now
+	return p.totals
+}
 
 // look adapts the rate when it is time to. It returns whether it did.
 func (p *pace) look(now time.Time) (changed bool) {
@@ -60,6 +85,7 @@ func (p *pace) look(now time.Time) (changed bool) {
 	if now.Sub(p.looked) < paceEvery {
 		return false
 	}
+	p.total(now)
 	before := p.rate
 	switch late := p.answers > 0 && p.best > paceLate || p.answers == 0 && p.unanswered > 0; {
 	case late:

@@ -23,7 +23,7 @@ func (c *cpu) run(p *pace, now time.Time, whole time.Duration) (end time.Time, a
 		}
 		for {
 			if _, ok := bucket.Take(now, 1); !ok {
-				p.hold()
+				p.hold(0)
 				break
 			}
 			p.heard()
@@ -99,5 +99,40 @@ func TestPace(t *testing.T) {
 	}
 	if p.unanswered != 0 {
 		t.Errorf("%d are waited for", p.unanswered)
+	}
+}
+
+// What was offered is the rate over time, whenever somebody asks.
+func TestAdmissionTotals(t *testing.T) {
+	p, now := newPace(1000), time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	p.total(now)
+	later := func(d time.Duration) float64 {
+		now = now.Add(d)
+		return p.total(now).Offered
+	}
+	for _, want := range []float64{10_000, 20_000} {
+		if got := later(10 * time.Second); got != want {
+			t.Errorf("offered %v, want %v", got, want)
+		}
+	}
+	p.heard()
+	now = now.Add(time.Second)
+	p.look(now)
+	now = now.Add(time.Second)
+	p.look(now) // nobody was answered: less from here on
+	if p.rate >= 1000 {
+		t.Fatalf("the rate is %v", p.rate)
+	}
+	before := p.total(now).Offered
+	if got, want := later(2*time.Second)-before, 2*p.rate; got < want-1 || got > want+1 {
+		t.Errorf("%v offered in two seconds at %v a second", got, p.rate)
+	}
+	if got := later(-time.Hour); got != p.totals.Offered || got < before {
+		t.Errorf("a clock that goes back: %v", got)
+	}
+	p.hold(time.Second)
+	p.hold(time.Millisecond)
+	if got := p.total(now).Limited; got != 1001*time.Millisecond {
+		t.Errorf("limited for %v", got)
 	}
 }

@@ -264,14 +264,16 @@ func (s *Server) admit() {
 					bucket.SetRate(s.pace.rate, burstOf(s.pace.rate))
 				}
 				wait, ok := bucket.Take(time.Now(), 1)
-				if !ok {
-					s.pace.hold()
+				if wait = min(wait, paceEvery); ok {
+					s.pace.totals.Admitted++
+				} else {
+					s.pace.hold(wait)
 				}
 				s.paceMu.Unlock()
 				if ok {
 					break
 				}
-				time.Sleep(min(wait, paceEvery))
+				time.Sleep(wait)
 			}
 			admitted := time.Now()
 			s.calls.Go(func() { s.handshake(&greeting{Conn: nc, server: s, admitted: admitted}) })
@@ -463,6 +465,13 @@ func (s *Server) Rate() float64 {
 	s.paceMu.Lock()
 	defer s.paceMu.Unlock()
 	return s.pace.rate
+}
+
+// Admission returns what was admitted until now.
+func (s *Server) Admission() Admission {
+	s.paceMu.Lock()
+	defer s.paceMu.Unlock()
+	return s.pace.total(time.Now())
 }
 
 // Stop ends Serve. Connections end with what was sent on them before; unary

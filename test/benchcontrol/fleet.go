@@ -254,10 +254,11 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 	return p, err
 }
 
-var admitRate = regexp.MustCompile(`(?m)^cakefleet_agent_admit_rate (\S+)$`)
+var offered = regexp.MustCompile(`(?m)^cakefleet_agent_admit_offered_total (\S+)$`)
 
-// rate returns how many agents the controller admits each second now.
-func (c *controller) rate(ctx context.Context) (float64, error) {
+// offered returns how many agents the controller would have let in until now if
+// always one had waited.
+func (c *controller) offered(ctx context.Context) (float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.admin+"/metrics", http.NoBody)
 	if err != nil {
 		return 0, err
@@ -271,33 +272,23 @@ func (c *controller) rate(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	m := admitRate.FindSubmatch(text)
+	m := offered.FindSubmatch(text)
 	if m == nil {
-		return 0, errors.New("the controller does not say at what rate it admits")
+		return 0, errors.New("the controller does not say how many it would have let in")
 	}
 	return strconv.ParseFloat(string(m[1]), 64)
 }
 
-// admitted sums up how many agents controllers would have admitted if always
-// somebody had waited, from now until ctx ends.
-func admitted(ctx context.Context, started []*controller) (sum float64) {
-	for last := time.Now(); ; {
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
+// offer adds up what all controllers would have let in until now.
+func offer(ctx context.Context, started []*controller) (sum float64, err error) {
+	for _, c := range started {
+		n, err := c.offered(ctx)
+		if err != nil {
+			return 0, err
 		}
-		now := time.Now()
-		for _, c := range started {
-			r, err := c.rate(context.WithoutCancel(ctx))
-			if err != nil {
-				return 0
-			}
-			sum += r * now.Sub(last).Seconds()
-		}
-		if last = now; ctx.Err() != nil {
-			return sum
-		}
+		sum += n
 	}
+	return sum, nil
 }
 
 // storm breaks all connections at once.
@@ -309,14 +300,14 @@ func storm(ctx context.Context, o options, all crowd, started []*controller, pid
 	if err != nil {
 		return err
 	}
+	letIn, err := offer(ctx, started)
+	if err != nil {
+		return err
+	}
 	began := time.Now()
 	if _, err := all.ask("break"); err != nil {
 		return err
 	}
-	watch, stop := context.WithCancel(ctx)
-	defer stop()
-	offered := make(chan float64, 1)
-	go func() { offered <- admitted(watch, started) }()
 	back := func(a answer) bool { return a.Connected >= o.n }
 	if err := all.until(ctx, "all agents back", 15*time.Minute, back); err != nil {
 		return err
@@ -326,13 +317,14 @@ func storm(ctx context.Context, o options, all crowd, started []*controller, pid
 	if err != nil {
 		return err
 	}
-	stop()
-	// The drain time is that at the rates at which the doors did admit: they
-	// go down when the CPU, which the agents here share, does not keep up.
-	rate := <-offered / took.Seconds()
-	if rate <= 0 {
-		return errors.New("a controller did not say at what rate it admits")
+	until, err := offer(ctx, started)
+	if err != nil {
+		return err
 	}
+	// The admission's own drain time is that at the rates at which the doors did
+	// admit: they go down when the CPU, which the agents here share, does not
+	// keep up. Each door has its own total of them.
+	rate := (until - letIn) / time.Since(began).Seconds()
 	drain := float64(o.n) / rate
 	cpu := (after.cpu - before.cpu).Seconds()
 	// What was garbage is given back with the next collections, of which there is
