@@ -70,6 +70,7 @@ type AuditEntry struct {
 	Role                    string // of the actor then
 	Changes                 []AuditChange
 	Added, Changed, Removed int
+	before                  string // import of which is kept what was before; empty: of none
 	key                     string
 }
 
@@ -98,6 +99,8 @@ type counts struct {
 	Added   int `json:"added,omitempty"`
 	Changed int `json:"changed,omitempty"`
 	Removed int `json:"removed,omitempty"`
+
+	Before string `json:"before,omitempty"` // import of which is kept what was before; see undoKey
 }
 
 // auditedKV is a KV that tells every change of a record, so that no method of
@@ -225,6 +228,7 @@ func (a auditedKV) entry(ctx context.Context, ops []Op) (*auditRecord, error) {
 		e.Changes = append(e.Changes, c)
 	}
 	if size > mostAudited {
+		e.Before = a.keep(ctx, e.Time, e.Changes)
 		e.Changes = nil
 	}
 	return e, nil
@@ -280,7 +284,7 @@ func decodeEntry(it Item) (AuditEntry, error) {
 	return AuditEntry{
 		ID: plan.Revision(it.Revision), Time: r.Time, Role: r.Role,
 		Actor:   Actor{Caller: identity.Caller{Name: r.Who, Via: r.Via, Address: r.Address}, Call: r.Call},
-		Changes: r.Changes, Added: r.Added, Changed: r.Changed, Removed: r.Removed, key: it.Key,
+		Changes: r.Changes, Added: r.Added, Changed: r.Changed, Removed: r.Removed, before: r.Before, key: it.Key,
 	}, nil
 }
 
@@ -360,14 +364,21 @@ func (s *Store) AuditEntryOf(ctx context.Context, id plan.Revision) (AuditEntry,
 // Lasting returns why an entry can't be undone, whatever was changed since;
 // empty if it can.
 func (e AuditEntry) Lasting() string {
+	if e.before != "" {
+		return ""
+	}
 	if len(e.Changes) == 0 {
-		return "it changed more records than are kept: import the file from before"
+		return notKept
 	}
 	for _, c := range e.Changes {
 		switch c.Kind {
-		case KindPlan, KindSubscriber, KindRouter:
-		case KindToken, KindOperator:
-			return "what opens a door does not come back by undoing: make another one"
+		case KindPlan, KindSubscriber, KindRouter, KindSchedule:
+		case KindToken:
+			return "what opens a door does not come back by undoing: make another one with cakefleetctl token create"
+		case KindOperator:
+			return "what opens a door does not come back by undoing: see cakefleetctl operator"
+		case KindRollout:
+			return fmt.Sprintf("routers run what a rollout has opened: take that back with cakefleetctl rollout rollback %s while it is under way; the plan that it has changed at its end with cakefleetctl undo of that change, or cakefleetctl plan rollback", c.ID)
 		default:
 			return fmt.Sprintf("a %s can't be undone: change it back", c.Kind)
 		}
@@ -393,6 +404,11 @@ func (s *Store) Undo(ctx context.Context, id plan.Revision, dryRun bool) ([]Audi
 	if why := e.Lasting(); why != "" {
 		return nil, fmt.Errorf("change %d: %w: %s", id, ErrLasting, why)
 	}
+	if e.before != "" {
+		return s.undoImport(ctx, e, dryRun)
+	}
+	// Of a schedule's end stays what keeps revisions from going back.
+	e.Changes = slices.DeleteFunc(e.Changes, func(c AuditChange) bool { return c.Kind == KindSchedule && strings.HasPrefix(c.ID, "~") })
 	keys := make([]string, len(e.Changes))
 	for i, c := range e.Changes {
 		keys[i] = key(c.Kind, c.ID)
@@ -438,6 +454,9 @@ func (s *Store) undoWrite(ctx context.Context, c AuditChange, now *Item) (w writ
 	w = write{kind: c.Kind, id: c.ID}
 	if now != nil {
 		w.expect = revisionIn(*now)
+	}
+	if c.Kind == KindSchedule {
+		return undoSchedule(c, w.expect)
 	}
 	if c.Old == nil {
 		w.users = usersOf[c.Kind]
@@ -532,8 +551,12 @@ func (s *Store) pruneLoop(ctx context.Context) {
 	}
 }
 
-// Prune removes entries of the audit log that are too old or too many.
+// Prune removes entries of the audit log that are too old or too many, and what
+// imports have replaced that is too old.
 func (s *Store) Prune(ctx context.Context, now time.Time) error {
+	if err := s.pruneBefore(ctx, now); err != nil {
+		return err
+	}
 	end := now.Add(-s.auditAge)
 	_, count, err := s.kv.Range(ctx, Range{From: audit, End: auditEnd, Limit: 1})
 	if err != nil {

@@ -8,7 +8,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/cakefleet/cakefleet/controller/identity"
+	"github.com/cakefleet/cakefleet/controller/schedule"
 	"github.com/cakefleet/cakefleet/controller/store"
 	"github.com/cakefleet/cakefleet/controller/store/storetest"
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -197,8 +200,158 @@ func TestAuditOfImport(t *testing.T) {
 	if all[2].Actor.Name != "controller" {
 		t.Errorf("a change without an actor is by %q", all[2].Actor.Name)
 	}
-	if _, err := s.Undo(t.Context(), all[1].ID, false); !errors.Is(err, store.ErrLasting) {
+	if _, err := s.Undo(t.Context(), all[1].ID, false); !errors.Is(err, store.ErrChangedSince) || !strings.Contains(err.Error(), "subscriber 1 ") {
 		t.Errorf("undo the import: %v", err)
+	}
+}
+
+// labelsOf returns all subscribers, each with its labels.
+func labelsOf(s *store.Store) (all map[string]map[string]string) {
+	all = map[string]map[string]string{}
+	s.View(func(st *store.State) {
+		for sub := range st.Subscribers("") {
+			all[sub.ID] = sub.Labels
+		}
+	})
+	return all
+}
+
+// What an import adds, changes and removes is undone as a whole, and so is the
+// undoing, whether it took one transaction or many.
+func TestUndoImport(t *testing.T) {
+	for _, n := range []int{50, 1000} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			kv := storetest.NewKV()
+			s := storetest.Start(t, kv, store.Config{})
+			if _, err := s.PutPlan(t.Context(), storetest.Plan("gold", 1, 1), 0); err != nil {
+				t.Fatal(err)
+			}
+			note := strings.Repeat("x", 200) // 50 of them are too much for an entry
+			write := func(round string, only func(i int) bool, remove bool) plan.Revision {
+				t.Helper()
+				have := map[string]plan.Revision{}
+				s.View(func(st *store.State) {
+					for sub := range st.Subscribers("") {
+						have[sub.ID] = sub.Revision
+					}
+				})
+				var writes []store.SubscriberWrite
+				for i := range 2 * n {
+					if id := fmt.Sprint(i); only(i) {
+						sub := plan.Subscriber{ID: id, Plan: "gold", Labels: map[string]string{"round": round, "note": note, "more": note}}
+						writes = append(writes, store.SubscriberWrite{Subscriber: sub, Expect: have[id], Remove: remove})
+					}
+				}
+				if _, err := s.WriteSubscribers(by(t, "billing", "ImportSubscribers"), writes); err != nil {
+					t.Fatal(err)
+				}
+				return entries(t, s)[0].ID
+			}
+			states := []map[string]map[string]string{labelsOf(s)}
+			var ids []plan.Revision
+			for _, w := range []struct {
+				round  string
+				only   func(i int) bool
+				remove bool
+			}{
+				{"one", func(i int) bool { return i < n }, false},
+				{"two", func(i int) bool { return i >= n/2 && i < n+n/2 }, false}, // changes half, adds half
+				{"three", func(i int) bool { return i >= n/4 && i < n }, true},
+			} {
+				ids = append(ids, write(w.round, w.only, w.remove))
+				states = append(states, labelsOf(s))
+			}
+			same := func(when string, want map[string]map[string]string) {
+				t.Helper()
+				if diff := cmp.Diff(want, labelsOf(s)); diff != "" {
+					t.Errorf("%s (-want +got):\n%.2000s", when, diff)
+				}
+			}
+			if _, err := s.Undo(by(t, "ann", "UndoChange"), ids[1], false); !errors.Is(err, store.ErrChangedSince) {
+				t.Errorf("undo what was changed since: %v", err)
+			}
+			same("after a refusal", states[3])
+			if all, err := s.Undo(by(t, "ann", "UndoChange"), ids[2], true); err != nil || len(all) != min(n-n/4, 1000) || all[0].Old != nil || all[0].New == nil {
+				t.Errorf("dry run: %d changes, %v", len(all), err)
+			}
+			same("after a dry run", states[3])
+			undo := func(id plan.Revision) {
+				t.Helper()
+				if why := entries(t, s)[0].Lasting(); why != "" {
+					t.Errorf("lasting: %s", why)
+				}
+				if _, err := s.Undo(by(t, "ann", "UndoChange"), id, false); err != nil {
+					t.Errorf("undo %d: %v", id, err)
+				}
+			}
+			undo(ids[2])
+			same("the removal undone", states[2])
+			undo(entries(t, s)[0].ID)
+			same("that undone", states[3])
+			undo(entries(t, s)[0].ID)
+			same("and that", states[2])
+			if err := s.Prune(t.Context(), time.Now().AddDate(0, 0, 8)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Undo(by(t, "ann", "UndoChange"), entries(t, s)[0].ID, false); !errors.Is(err, store.ErrLasting) {
+				t.Errorf("undo after more than a week: %v", err)
+			}
+			if items, _, err := kv.List(t.Context(), "/cakefleet/undo/"); err != nil || len(items) != 0 {
+				t.Errorf("%d pieces are kept for ever, %v", len(items), err)
+			}
+		})
+	}
+}
+
+// A schedule that was made, changed or deleted is as it was before.
+func TestUndoSchedule(t *testing.T) {
+	s := storetest.NewFake(t)
+	if _, err := s.PutPlan(t.Context(), storetest.Plan("gold", 1, 1), 0); err != nil {
+		t.Fatal(err)
+	}
+	ctx := by(t, "ann", "UpdateSchedule")
+	v := schedule.Schedule{
+		ID: "night", Target: schedule.Target{Plan: "gold"}, Zone: "UTC",
+		Windows: []schedule.Window{{Days: schedule.Weekdays | schedule.Weekend, From: 0, To: 360}},
+	}
+	if err := v.Set.Parse("down.rate", "200mbit"); err != nil {
+		t.Fatal(err)
+	}
+	shown := func() string {
+		var is schedule.Schedule
+		var ok bool
+		s.View(func(st *store.State) { is, ok = st.Schedule("night") })
+		if !ok {
+			return "none"
+		}
+		return is.Target.String() + " " + is.Zone + " " + is.Windows[0].String()
+	}
+	steps := []func() error{
+		func() error { _, err := s.PutSchedule(ctx, v, 0); return err },
+		func() error {
+			v.Zone, v.Target = "Europe/Berlin", schedule.Target{Labels: map[string]string{"site": "north"}}
+			_, err := s.PutSchedule(ctx, v, store.Any)
+			return err
+		},
+		func() error { return s.DeleteSchedule(ctx, "night", store.Any) },
+	}
+	for i, step := range steps {
+		before := shown()
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+		after := shown()
+		if before == after {
+			t.Fatalf("step %d changes nothing: %s", i, after)
+		}
+		for turn, want := range []string{before, after} { // and the undoing itself
+			if _, err := s.Undo(ctx, entries(t, s)[0].ID, false); err != nil {
+				t.Fatalf("undo step %d: %v", i, err)
+			}
+			if got := shown(); got != want {
+				t.Errorf("step %d, undone %d times: %s, want %s", i, turn+1, got, want)
+			}
+		}
 	}
 }
 

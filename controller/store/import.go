@@ -185,14 +185,15 @@ func (s *Store) importSubscribers(ctx context.Context, writes []SubscriberWrite,
 		return err
 	}
 	now := stamp()
-	id := now.Format("20060102T150405Z") + "-" + random()
+	id := importID(now)
 	all := pieces(writes, now)
 	begin, err := s.stage(ctx, id, all)
 	if err != nil {
 		s.abandon(ctx, id)
 		return fmt.Errorf("import: stage %d changes: %w", len(writes), err)
 	}
-	ctx = context.WithValue(ctx, countsKey{}, count(writes))
+	told := count(writes)
+	kept := int64(-1)
 	removes := slices.ContainsFunc(writes, func(w SubscriberWrite) bool { return w.Remove })
 	record := encode(commitRecord{Schema: schema, ID: id, Pieces: len(all), Rows: len(writes), Time: now})
 	for range attempts {
@@ -203,6 +204,14 @@ func (s *Store) importSubscribers(ctx context.Context, writes []SubscriberWrite,
 			s.abandon(ctx, id)
 			return err
 		}
+		if kept != changed && len(writes) <= mostKept { // subscribers may be others than those that were kept
+			if err := s.keepBefore(ctx, id, writes); err != nil {
+				s.abandon(ctx, id)
+				return fmt.Errorf("import: keep what %d changes replace: %w", len(writes), err)
+			}
+			kept, told.Before = changed, id
+		}
+		ctx := context.WithValue(ctx, countsKey{}, told)
 		compares := []Compare{
 			{commitKey, Equal, 0},
 			{importKey(id, beginPart), Equal, begin},
@@ -268,6 +277,11 @@ func count(writes []SubscriberWrite) (c counts) {
 	}
 	return c
 }
+
+// importTime is how the name of an import begins.
+const importTime = "20060102T150405Z"
+
+func importID(now time.Time) string { return now.Format(importTime) + "-" + random() }
 
 func random() string {
 	var b [6]byte
@@ -382,6 +396,11 @@ func (s *Store) discard(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
+	before, _, err := s.kv.List(ctx, undoKey(id, ""))
+	if err != nil {
+		return err
+	}
+	items = append(items, before...)
 	for part := range slices.Chunk(items, maxOps) {
 		ops := make([]Op, len(part))
 		for i, it := range part {
@@ -404,7 +423,7 @@ func (s *Store) sweep(ctx context.Context, now time.Time) error {
 	for _, it := range items {
 		id, _, _ := strings.Cut(strings.TrimPrefix(it.Key, imports), "/")
 		at, _, _ := strings.Cut(id, "-")
-		began, err := time.Parse("20060102T150405Z", at)
+		began, err := time.Parse(importTime, at)
 		if done[id] || err == nil && now.Sub(began) < staleAfter {
 			continue
 		}

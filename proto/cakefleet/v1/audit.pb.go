@@ -509,7 +509,7 @@ func (x *UndoChangeRequest) GetValidateOnly() bool {
 // UndoChangeResponse says what is other than before.
 type UndoChangeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What undoing changes.
+	// What undoing changes; of an import the first 1000.
 	Changes       []*AuditChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

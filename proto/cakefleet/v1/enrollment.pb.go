@@ -1664,8 +1664,8 @@ type CreateTokensRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The tokens, 1 to 1000.
 	Tokens []*CreateTokenRequest `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
-	// Names those that are made together, in any number of calls: 1 to 64 letters,
-	// digits, ".", "_" and "-". May be empty.
+	// Names those that are made together, in any number of calls, as plans are
+	// named. May be empty.
 	Batch         string `protobuf:"bytes,2,opt,name=batch,proto3" json:"batch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
