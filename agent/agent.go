@@ -124,7 +124,7 @@ func (a *Agent) talkAs(ctx context.Context, id *identity.Identity) (*identity.Id
 	a.clock.Raise(id.Leaf.NotBefore)
 	err := session.New(session.Config{
 		Address: a.cfg.Controller,
-		TLS:     identity.TLS(a.clock, id.Authority, keeper.id.Load),
+		TLS:     identity.TLS(a.clock, id.Authorities, keeper.id.Load),
 		Logger:  a.cfg.Logger.Named("session"),
 		Hello: session.Hello{
 			RouterID:     id.RouterID,

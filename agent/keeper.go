@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,10 @@ type keeper struct {
 
 	foreign atomic.Bool // the newest handshake has met an authority that is not the identity's
 
+	wanted  []byte // names the authorities that the fleet has; nil: those of the identity
+	confirm bool   // the controller waits to hear that they are stored
+	began   []byte // names those that the session trusts
+
 	next *identity.Identity // another one; nil: there is none
 }
 
@@ -53,6 +58,7 @@ type asking struct {
 func newKeeper(a *Agent, id *identity.Identity) *keeper {
 	k := &keeper{agent: a, log: a.cfg.Logger.Named("identity"), spread: rand.Float64()}
 	k.id.Store(id)
+	k.began = id.TrustID()
 	return k
 }
 
@@ -60,7 +66,8 @@ func newKeeper(a *Agent, id *identity.Identity) *keeper {
 func (k *keeper) Wait() time.Duration {
 	id := k.id.Load()
 	k.tell(id)
-	if due := id.RenewAt(k.spread).Sub(k.agent.clock.Best()); due > 0 {
+	due := id.RenewAt(k.spread).Sub(k.agent.clock.Best())
+	if due > 0 && (k.wanted == nil || bytes.Equal(k.wanted, id.TrustID())) {
 		return due
 	}
 	if k.renewAt.IsZero() {
@@ -80,11 +87,30 @@ func (k *keeper) handshake(err error) bool {
 // Request returns a signing request.
 func (k *keeper) Request() ([]byte, error) { return k.id.Load().Request() }
 
+// Trust is told which authorities the fleet has. If they are others than the
+// identity's, a renewal brings them.
+func (k *keeper) Trust(id []byte, spread time.Duration) {
+	if !bytes.Equal(k.wanted, id) { // a renewal that has just been made was for others
+		k.renewAt = time.Now().Add(rand.N(min(max(spread, time.Second), renewSoon)))
+	}
+	k.wanted, k.confirm = id, true
+}
+
+// Confirms returns the name of the authorities if the controller waits for it.
+func (k *keeper) Confirms() []byte {
+	id := k.id.Load().TrustID()
+	if !k.confirm || !bytes.Equal(k.wanted, id) {
+		return nil
+	}
+	k.confirm = false
+	return id
+}
+
 // Take takes a new certificate, or why there is none.
-func (k *keeper) Take(certificate, authority []byte, err error) {
+func (k *keeper) Take(certificate []byte, authorities [][]byte, err error) {
 	var now *identity.Identity
 	if err == nil {
-		now, err = k.id.Load().Renewed(certificate, authority)
+		now, err = k.id.Load().Renewed(certificate, authorities)
 	}
 	if err == nil {
 		err = now.Save(k.agent.cfg.StateDir)
@@ -97,7 +123,7 @@ func (k *keeper) Take(certificate, authority []byte, err error) {
 	}
 	k.renewAt = time.Now().Add(renewAgain) // counts only if it is due again by then
 	k.id.Store(now)
-	k.log.Info("certificate is renewed", "router", now.RouterID, "valid-until", now.Leaf.NotAfter)
+	k.log.Info("certificate is renewed", "router", now.RouterID, "valid-until", now.Leaf.NotAfter, "count", len(now.Authorities))
 	k.tell(now)
 }
 
@@ -119,19 +145,26 @@ func (k *keeper) tell(id *identity.Identity) {
 func (k *keeper) ended(ctx context.Context, err error) bool {
 	id, clock := k.id.Load(), k.agent.clock
 	k.tell(id)
+	if !bytes.Equal(k.began, id.TrustID()) { // the next handshake needs to know
+		k.next = id
+		return true
+	}
 	if k.foreign.Swap(false) {
 		return k.joinOther(ctx, id)
 	}
 	expired := session.Expired(err) || !id.Valid(clock.Best())
-	quarantined := session.Quarantined(err)
-	if !expired && !quarantined && !session.Refused(err) || time.Now().Before(k.agent.asking.notBefore) {
+	quarantined, retired := session.Quarantined(err), session.Retired(err)
+	if !expired && !retired && !quarantined && !session.Refused(err) || time.Now().Before(k.agent.asking.notBefore) {
 		return false
 	}
 	k.agent.asking.notBefore = time.Now().Add(againEvery)
 	if expired {
 		k.say("the certificate has ended, ask for another", fmt.Errorf("it ended at %s", id.Leaf.NotAfter.UTC().Format(time.RFC3339)))
 	}
-	k.next, err = k.another(ctx, id, !expired, quarantined)
+	if retired {
+		k.say("the certificate is of an authority that is retired, ask for another", errors.New("the router's key brings one"))
+	}
+	k.next, err = k.another(ctx, id, !expired && !retired, quarantined)
 	switch {
 	case errors.Is(err, errWait):
 	case err == nil:

@@ -31,7 +31,7 @@ func keeping(t *testing.T, ca *sessiontest.Authority, began time.Time) *keeper {
 		t.Fatal(err)
 	}
 	leaf := ca.Router(t, "r1", key.Public().(ed25519.PublicKey), began, 90*day)
-	return newKeeper(a, &identity.Identity{RouterID: "r1", Key: key, Leaf: leaf, Authority: ca.Certificate})
+	return newKeeper(a, &identity.Identity{RouterID: "r1", Key: key, Leaf: leaf, Authorities: []*x509.Certificate{ca.Certificate}})
 }
 
 // answer is what a controller would: a certificate for the request's key.
@@ -91,7 +91,7 @@ func TestRenewal(t *testing.T) {
 			"foreign authority": {answer(t, stranger, k, time.Now()), stranger, nil},
 			"older":             {answer(t, ca, k, time.Now().Add(-81*day)), ca, nil},
 		} {
-			k.Take(c.cert, c.ca.Certificate.Raw, c.err)
+			k.Take(c.cert, [][]byte{c.ca.Certificate.Raw}, c.err)
 			if wait := k.Wait(); wait < renewRetry-time.Second || wait > 2*renewRetry {
 				t.Errorf("%s: tried again in %v", what, wait)
 			}
@@ -102,7 +102,7 @@ func TestRenewal(t *testing.T) {
 				t.Errorf("%s: condition %+v", what, c)
 			}
 		}
-		k.Take(answer(t, ca, k, time.Now()), ca.Certificate.Raw, nil)
+		k.Take(answer(t, ca, k, time.Now()), [][]byte{ca.Certificate.Raw}, nil)
 		got, err := identity.Load(k.agent.cfg.StateDir)
 		if err != nil || !got.Leaf.Equal(k.id.Load().Leaf) || got.Leaf.Equal(old.Leaf) || !got.Key.Equal(old.Key) {
 			t.Errorf("the new one is not on flash: %v", err)
@@ -178,7 +178,7 @@ func TestRenewalOverLiveSession(t *testing.T) {
 		done := make(chan error, 1)
 		go func() {
 			done <- session.New(session.Config{
-				Address: c.Address, TLS: identity.TLS(k.agent.clock, c.Authority.Certificate, k.id.Load),
+				Address: c.Address, TLS: identity.TLS(k.agent.clock, []*x509.Certificate{c.Authority.Certificate}, k.id.Load),
 				Hello:  session.Hello{RouterID: "r1", BootID: "b", Dataplane: func() string { return "fake" }},
 				Outbox: k.agent.outbox, Status: k.agent.runner.current, Report: k.agent.report.next, Deliver: k.agent.runner.deliver,
 				Reached: func(time.Time) {}, Renewal: k,
@@ -224,7 +224,7 @@ func TestExpiredIsUnderstood(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	said := make(chan error, 1000)
 	err := session.New(session.Config{
-		Address: c.Address, TLS: identity.TLS(k.agent.clock, c.Authority.Certificate, k.id.Load),
+		Address: c.Address, TLS: identity.TLS(k.agent.clock, []*x509.Certificate{c.Authority.Certificate}, k.id.Load),
 		Hello:  session.Hello{RouterID: "r1", BootID: "b", Dataplane: func() string { return "fake" }},
 		Outbox: k.agent.outbox, Status: k.agent.runner.current, Report: k.agent.report.next, Deliver: k.agent.runner.deliver,
 		Reached: func(time.Time) {},

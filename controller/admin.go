@@ -21,6 +21,11 @@ func firstAdmin(st *store.Store, file string, wrote bool) (func(context.Context)
 	if err != nil {
 		return nil, fmt.Errorf("operator credentials: %w", err)
 	}
+	return adminWith(st, file, text, wrote)
+}
+
+// adminWith is firstAdmin for credentials that file has or will have.
+func adminWith(st *store.Store, file string, text []byte, wrote bool) (func(context.Context) error, error) {
 	block, _ := pem.Decode(text)
 	if block == nil {
 		return nil, fmt.Errorf("operator credentials %s: no PEM certificate", file)

@@ -6,7 +6,6 @@ package controller
 import (
 	"context"
 	"crypto/tls"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"net"
@@ -74,7 +73,7 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, unlock()) }()
 
-	authority, err := c.authority(time.Now())
+	files, err := c.authorities(time.Now())
 	if err != nil {
 		return err
 	}
@@ -128,18 +127,23 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, st.Close()) }()
-	if err := c.claim(ctx, st, authority); err != nil {
+	trust, err := files.claim(ctx, st)
+	if err != nil {
 		return err
 	}
 	// Not before it is sure that this start lets in who has the file.
-	wrote, err := authority.EnsureOperator(credentials, firstOperator, time.Now())
+	wrote, err := trust.Set().EnsureOperator(credentials, firstOperator, time.Now())
 	if err != nil {
 		return err
 	}
 
-	s, err := c.servers(st, authority, people, admin, peers)
+	s, err := c.servers(st, trust, people, admin, peers)
 	if err != nil {
 		return err
+	}
+	st.OnChange(files.tell)
+	s.follow = func(ctx context.Context) {
+		files.follow(ctx, st, trust, func() { c.refresh(ctx, st, s, trust, credentials) })
 	}
 	if s.admin, err = firstAdmin(st, credentials, wrote); err != nil {
 		return err
@@ -158,6 +162,22 @@ func (c *Controller) Run(ctx context.Context) (err error) {
 	return err
 }
 
+// refresh tells who has to know that the fleet's authorities have changed: the
+// sessions, and the first operator's file.
+func (c *Controller) refresh(ctx context.Context, st *store.Store, s *servers, trust *identity.Trust, credentials string) {
+	s.sessions.WakeAll()
+	_, err := trust.Set().RenewOperator(credentials, firstOperator, time.Now(), func(text []byte) error {
+		let, err := adminWith(st, credentials, text, true)
+		if err != nil {
+			return err
+		}
+		return let(ctx)
+	})
+	if err != nil {
+		c.logger.Error("the first operator's credentials are of the authority before", "file", credentials, "error", err)
+	}
+}
+
 // lock makes the data directory ours as long as the process lives.
 func (c *Controller) lock() (unlock func() error, err error) {
 	dir := c.config.DataDir
@@ -173,33 +193,6 @@ func (c *Controller) lock() (unlock func() error, err error) {
 		return nil, fmt.Errorf("data directory %s: another controller uses it: %w", dir, err)
 	}
 	return f.Close, nil
-}
-
-func (c *Controller) authority(now time.Time) (*identity.Authority, error) {
-	if c.config.CACert != "" {
-		return identity.Load(c.config.CACert, c.config.CAKey, now)
-	}
-	return identity.Open(c.config.DataDir, now)
-}
-
-// claim makes sure that all controllers on a store have one authority.
-func (c *Controller) claim(ctx context.Context, st *store.Store, authority *identity.Authority) error {
-	pin := authority.Pin()
-	text := base64.RawURLEncoding.EncodeToString(pin[:])
-	err := st.ClaimAuthority(ctx, text, c.config.ReplaceAuthority)
-	switch {
-	case errors.Is(err, store.ErrAuthority):
-		file := c.config.CACert
-		if file == "" {
-			file = filepath.Join(c.config.DataDir, "ca.pem")
-		}
-		return fmt.Errorf("authority %s (pin %s): the %w. All controllers of a fleet need the same one: give this one the fleet's with --ca-cert and --ca-key, or put its ca.pem and ca.key into the data folder. "+
-			"If the fleet is to have this one from now on, and every router to join again, start one controller with --replace-authority", file, text, err)
-	case errors.Is(err, store.ErrFull): // it is of a fleet that did not write it down yet
-		c.logger.Warn("the fleet's authority is not written down, so that a controller with another one is not refused", "error", err)
-		return nil
-	}
-	return err
 }
 
 func (c *Controller) open(ctx context.Context) (*store.Store, error) {
@@ -234,18 +227,19 @@ type servers struct {
 	peers     peersDoor
 	watched   *watched
 
-	certificates []identity.Certificate // that it lives by
+	certificates func() []identity.Certificate // that it lives by
+	follow       func(context.Context)         // keeps the authorities what the store has
 	logger       hclog.Logger
 	admin        func(context.Context) error // lets the first operator in
 	history      *history.History            // nil: none is kept
 }
 
-func (c *Controller) servers(st *store.Store, authority *identity.Authority, people, admin, peers net.Listener) (*servers, error) {
+func (c *Controller) servers(st *store.Store, trust *identity.Trust, people, admin, peers net.Listener) (*servers, error) {
 	hub, table := fleet.NewHub(), telemetry.New(telemetry.Config{Interval: c.config.ReportInterval, Labels: c.config.RollupLabels, Most: c.config.RollupGroups})
 	s := &servers{}
 	sessions := api.NewSessionService(st, hub, table, api.SessionConfig{
 		Interval: c.config.ReportInterval, MaxReports: c.config.MaxReports, MaxAge: c.config.MaxSessionAge, Rate: func() float64 { return s.agents.Rate() },
-		Probe: plan.Probe{Host: c.config.ProbeHost, Interval: c.config.ProbeInterval},
+		Probe: plan.Probe{Host: c.config.ProbeHost, Interval: c.config.ProbeInterval}, Trust: trust,
 	}, c.logger.Named("session"))
 	st.OnChange(sessions.Changed)
 	settler := settle.New(st, c.logger.Named("settle"))
@@ -255,11 +249,11 @@ func (c *Controller) servers(st *store.Store, authority *identity.Authority, peo
 		return nil, err
 	}
 
-	agentsTLS, err := authority.AgentsTLS()
+	agentsTLS, err := trust.Door((*identity.Set).AgentsTLS, "h2")
 	if err != nil {
 		return nil, err
 	}
-	operatorsTLS, err := authority.OperatorsTLS()
+	operatorsTLS, err := trust.Door(func(s *identity.Set) (*tls.Config, error) { return s.OperatorsTLS() }, "h2")
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +267,7 @@ func (c *Controller) servers(st *store.Store, authority *identity.Authority, peo
 	self := lead.Member{ID: lead.NewID(), Address: address, Version: c.config.Version, Started: time.Now().UTC()}
 	members := lead.NewMembers(leases, self, 0, c.logger.Named("members"))
 	asks := peersDoor{listen: peers}
-	others, err := asks.prepare(authority, members)
+	others, err := asks.prepare(trust, members)
 	if err != nil {
 		return nil, err
 	}
@@ -302,18 +296,18 @@ func (c *Controller) servers(st *store.Store, authority *identity.Authority, peo
 	if err != nil {
 		return nil, err
 	}
-	enrollment := api.NewEnrollmentService(st, authority, c.logger.Named("enrollment"))
+	enrollment := api.NewEnrollmentService(st, trust, c.logger.Named("enrollment"))
 	api.RegisterAgents(s.agents, enrollment)
 	services := api.Services{
 		Plans:       api.NewPlanService(st),
 		Subscribers: api.NewSubscriberService(st),
 		Routers:     api.NewRouterService(st, hub),
 		Telemetry:   api.NewTelemetryService(st, hub, table, past.source),
-		Tokens:      api.NewTokenService(st, authority.Pin()),
+		Tokens:      api.NewTokenService(st, trust),
 		Joins:       api.NewJoinService(st, enrollment),
 		Schedules:   api.NewScheduleService(st),
 		Admin:       api.NewAdminService(st, hub, members),
-		Operators:   api.NewOperatorService(st, authority),
+		Operators:   api.NewOperatorService(st, trust),
 		Audit:       api.NewAuditService(st),
 		Rollouts:    api.NewRolloutService(st, hub, conductor),
 	}
@@ -323,12 +317,15 @@ func (c *Controller) servers(st *store.Store, authority *identity.Authority, peo
 		api.RegisterOperators(r, services)
 	}
 	register(s.operators)
-	if s.web, err = c.web(people, control, authority, calls, past, register); err != nil {
+	if s.web, err = c.web(people, control, trust, calls, past, register); err != nil {
 		return nil, err
 	}
-	s.certificates = authority.Certificates()
-	if c.config.HTTPCert != "" && people != nil {
-		s.certificates = append(s.certificates, identity.HTTPSDoor(s.web.tls.Certificates[0].Leaf, c.config.HTTPCert))
+	s.certificates = func() []identity.Certificate {
+		all := trust.Set().Certificates()
+		if c.config.HTTPCert != "" && people != nil {
+			all = append(all, identity.HTTPSDoor(s.web.tls.Certificates[0].Leaf, c.config.HTTPCert))
+		}
+		return all
 	}
 	services.Admin.Trust(s.certificates)
 	s.watched = c.watch(admin, st, s.operators, calls, newMetrics(c.config.Version, st, hub, s.agents, table, s.history))
@@ -391,6 +388,10 @@ func (s *servers) run(ctx context.Context, st *store.Store, agents, operators ne
 	if s.history != nil {
 		g.Go(func() error { return s.history.Run(keep) }) // the last step is written when no report comes any more
 	}
+	g.Go(func() error {
+		s.follow(ctx)
+		return nil
+	})
 	g.Go(func() error {
 		watchCertificates(ctx, s.certificates, s.logger)
 		return nil

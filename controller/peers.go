@@ -26,11 +26,19 @@ type peersDoor struct {
 }
 
 // prepare makes what asks others, and says what conducts rollouts whom to ask.
-func (d *peersDoor) prepare(authority *identity.Authority, members *lead.Members) (conduct.Others, error) {
+func (d *peersDoor) prepare(trust *identity.Trust, members *lead.Members) (conduct.Others, error) {
 	if d.listen == nil {
 		return conduct.Alone{}, nil
 	}
-	door, caller, err := authority.PeersTLS(members.Self().ID, members.Self().Started)
+	id, since := members.Self().ID, members.Self().Started
+	door, err := trust.Door(func(s *identity.Set) (*tls.Config, error) {
+		door, _, err := s.PeersTLS(id, since)
+		return door, err
+	}, "h2")
+	if err != nil {
+		return nil, err
+	}
+	caller, err := trust.Caller(func(s *identity.Set) (*tls.Config, error) { return s.PeerTLS(id, since) })
 	if err != nil {
 		return nil, err
 	}

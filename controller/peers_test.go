@@ -38,7 +38,7 @@ func TestPeersDoorRefusesOthers(t *testing.T) {
 	s := storetest.NewFake(t)
 	hub := fleet.NewHub()
 	d := peersDoor{listen: listen}
-	others, err := d.prepare(authority, members)
+	others, err := d.prepare(identity.NewTrust(authority.Set()), members)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,14 +27,14 @@ type webDoor struct {
 }
 
 // web returns the HTTPS door. register registers the services of operators.
-func (c *Controller) web(l net.Listener, control *access.Control, authority *identity.Authority, calls *calls, past past, register func(grpc.ServiceRegistrar)) (*webDoor, error) {
+func (c *Controller) web(l net.Listener, control *access.Control, trust *identity.Trust, calls *calls, past past, register func(grpc.ServiceRegistrar)) (*webDoor, error) {
 	logger := c.logger.Named("web")
 	rest, err := api.NewREST(register, append(append(operatorsLimits(), calls.options()...), api.InsideDoor(c.config.ViewerLabels, logger)...)...)
 	if err != nil {
 		return nil, err
 	}
 	d := &webDoor{mux: web.New(control, logger), rest: rest, listen: l}
-	if d.tls, err = c.webTLS(authority); err != nil {
+	if d.tls, err = c.webTLS(trust); err != nil {
 		return nil, errors.Join(err, rest.Close())
 	}
 	openAPI, err := api.ServeOpenAPI(c.config.Version)
@@ -53,7 +53,7 @@ func (c *Controller) web(l net.Listener, control *access.Control, authority *ide
 
 // webTLS returns what the HTTPS door shows: the certificate that the operator
 // has given, or one of the fleet's authority.
-func (c *Controller) webTLS(authority *identity.Authority) (*tls.Config, error) {
+func (c *Controller) webTLS(trust *identity.Trust) (*tls.Config, error) {
 	names := []string{"localhost", "127.0.0.1", "::1"}
 	if host, err := os.Hostname(); err == nil && host != "localhost" {
 		names = append(names, host)
@@ -61,17 +61,23 @@ func (c *Controller) webTLS(authority *identity.Authority) (*tls.Config, error) 
 	if host, _, err := net.SplitHostPort(c.config.ListenHTTP); err == nil && host != "" {
 		names = append(names, host)
 	}
-	t, err := authority.OperatorsTLS(names...)
-	if err != nil || c.config.HTTPCert == "" {
-		return t, err
+	own := func(s *identity.Set) (*tls.Config, error) { return s.OperatorsTLS(names...) }
+	if c.config.HTTPCert == "" {
+		return trust.Door(own, "h2", "http/1.1")
 	}
 	pair, err := tls.LoadX509KeyPair(c.config.HTTPCert, c.config.HTTPKey)
 	if err != nil {
 		return nil, fmt.Errorf("certificate for HTTP: %w", err)
 	}
-	t.Certificates = []tls.Certificate{pair}
-	t.CurvePreferences = nil // a browser may know more, and a certificate of another authority another curve
-	return t, nil
+	return trust.Door(func(s *identity.Set) (*tls.Config, error) {
+		t, err := own(s)
+		if err != nil {
+			return nil, err
+		}
+		t.Certificates = []tls.Certificate{pair}
+		t.CurvePreferences = nil // a browser may know more, and a certificate of another authority another curve
+		return t, nil
+	}, "h2", "http/1.1")
 }
 
 // serve answers until ctx ends, and ends the REST calls after those who use

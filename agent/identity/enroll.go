@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -20,9 +21,9 @@ type Enrollment struct {
 	Request       []byte // PKCS #10 in DER
 	Serial, Model string // what the router says of itself; may be empty
 
-	key       ed25519.PrivateKey
-	authority *x509.Certificate
-	clock     *Clock
+	key         ed25519.PrivateKey
+	authorities []*x509.Certificate
+	clock       *Clock
 }
 
 // Begin finds the fleet's authority at the controller and makes the key.
@@ -35,29 +36,30 @@ func Begin(ctx context.Context, address, dir string, token Token, clock *Clock) 
 	if err != nil {
 		return nil, err
 	}
-	if err := learn(clock, chain, authority); err != nil {
+	authorities := []*x509.Certificate{authority}
+	if err := learn(clock, chain, authorities); err != nil {
 		return nil, err
 	}
 	key, err := pendingKey(dir)
 	if err != nil {
 		return nil, err
 	}
-	return begin(token, key, authority, clock)
+	return begin(token, key, authorities, clock)
 }
 
 // Again is the way to another certificate for the key that a router has, when
 // the one that it had has ended or is refused: the controller decides by the
 // key.
 func (id *Identity) Again(clock *Clock) (*Enrollment, error) {
-	return begin(Token{Pin: pinOf(id.Authority)}, id.Key, id.Authority, clock)
+	return begin(Token{}, id.Key, id.Authorities, clock)
 }
 
-func begin(token Token, key ed25519.PrivateKey, authority *x509.Certificate, clock *Clock) (*Enrollment, error) {
+func begin(token Token, key ed25519.PrivateKey, authorities []*x509.Certificate, clock *Clock) (*Enrollment, error) {
 	csr, err := request(key)
 	if err != nil {
 		return nil, err
 	}
-	return &Enrollment{Token: token, Request: csr, key: key, authority: authority, clock: clock}, nil
+	return &Enrollment{Token: token, Request: csr, key: key, authorities: authorities, clock: clock}, nil
 }
 
 // request returns a signing request (PKCS #10 in DER).
@@ -71,26 +73,28 @@ func request(key ed25519.PrivateKey) ([]byte, error) {
 
 // TLS returns the configuration for the enrolment, which proves the
 // controller by the authority that the token names.
-func (e *Enrollment) TLS() *tls.Config { return serverOnly(e.authority, e.clock) }
+func (e *Enrollment) TLS() *tls.Config { return serverOnly(e.authorities, e.clock) }
 
-// Finish checks what the controller answered and returns the identity.
-func (e *Enrollment) Finish(certificate, authority []byte) (*Identity, error) {
-	return finish(certificate, authority, e.Token.Pin, e.key)
+// Finish checks what the controller answered and returns the identity. The
+// authorities are taken as they came if one that the router was told to trust is
+// still among them: the controller has proven itself to TLS by that.
+func (e *Enrollment) Finish(certificate []byte, authorities [][]byte) (*Identity, error) {
+	return finish(certificate, authorities, e.authorities, e.key)
 }
 
-func finish(certificate, authority []byte, pin [sha256.Size]byte, key ed25519.PrivateKey) (*Identity, error) {
+func finish(certificate []byte, authorities [][]byte, before []*x509.Certificate, key ed25519.PrivateKey) (*Identity, error) {
 	leaf, err := x509.ParseCertificate(certificate)
 	if err != nil {
 		return nil, fmt.Errorf("certificate: %w", err)
 	}
-	ca, err := x509.ParseCertificate(authority)
+	all, err := parseAuthorities(authorities)
 	if err != nil {
-		return nil, fmt.Errorf("authority: %w", err)
+		return nil, err
 	}
-	if pinOf(ca) != pin {
+	if !slices.ContainsFunc(all, func(a *x509.Certificate) bool { return (&Identity{Authorities: before}).trusts(pinOf(a)) }) {
 		return nil, errors.New("authority: not the one that the router was told to trust")
 	}
-	return assemble(key, leaf, ca)
+	return assemble(key, leaf, all)
 }
 
 // Foreign returns whether a handshake ended because the controller showed no
@@ -101,15 +105,20 @@ func (id *Identity) Foreign(handshake error) bool {
 		return false
 	}
 	for _, c := range unverified.UnverifiedCertificates {
-		if pinOf(c) == pinOf(id.Authority) {
+		if id.trusts(pinOf(c)) {
 			return false
 		}
 	}
-	return unverified.UnverifiedCertificates[0].CheckSignatureFrom(id.Authority) != nil
+	return issuerOf(unverified.UnverifiedCertificates[0], id.Authorities) == nil
 }
 
-// Of returns whether a join token or pin is of the identity's authority.
-func (id *Identity) Of(t Token) bool { return pinOf(id.Authority) == t.Pin }
+// trusts returns whether a pin is of one of the identity's authorities.
+func (id *Identity) trusts(pin [sha256.Size]byte) bool {
+	return slices.ContainsFunc(id.Authorities, func(a *x509.Certificate) bool { return pinOf(a) == pin })
+}
+
+// Of returns whether a join token or pin is of one of the identity's authorities.
+func (id *Identity) Of(t Token) bool { return id.trusts(t.Pin) }
 
 // LearnTime looks at why a handshake ended. If it is that the router's clock is
 // before or past the life of the controller's certificate, which is shown to be
@@ -121,7 +130,7 @@ func (id *Identity) LearnTime(handshake error, clock *Clock) bool {
 		return false
 	}
 	before := clock.Now()
-	err := learn(clock, unverified.UnverifiedCertificates, id.Authority)
+	err := learn(clock, unverified.UnverifiedCertificates, id.Authorities)
 	return err == nil && clock.Now().Sub(before).Abs() > time.Second
 }
 
@@ -138,8 +147,12 @@ func (id *Identity) LearnTime(handshake error, clock *Clock) bool {
 // not be cut off for good, and whoever has stolen the key of a certificate that
 // has ended gains no more by it than the time that the router does not know to
 // have passed. The controller is told (ClockOK).
-func learn(clock *Clock, chain []*x509.Certificate, authority *x509.Certificate) error {
+func learn(clock *Clock, chain, authorities []*x509.Certificate) error {
 	began, ended := chain[0].NotBefore, chain[0].NotAfter
+	authority := issuerOf(chain[0], authorities)
+	if authority == nil {
+		authority = authorities[len(authorities)-1] // through one in between
+	}
 	if authority.NotBefore.After(began) {
 		began = authority.NotBefore
 	}
@@ -157,9 +170,11 @@ func learn(clock *Clock, chain []*x509.Certificate, authority *x509.Certificate)
 			at = known
 		}
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(authority)
-	if _, err := chain[0].Verify(x509.VerifyOptions{DNSName: ServerName, Roots: roots, CurrentTime: at}); err != nil {
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	if _, err := chain[0].Verify(x509.VerifyOptions{DNSName: ServerName, Roots: rootsOf(authorities), Intermediates: between, CurrentTime: at}); err != nil {
 		return fmt.Errorf("learn the time from the controller's certificate: %w", err)
 	}
 	if ahead {

@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,11 +45,11 @@ var ErrDamaged = errors.New("is damaged")
 
 // Identity is a router's proof of who it is.
 type Identity struct {
-	RouterID  string
-	Key       ed25519.PrivateKey
-	Leaf      *x509.Certificate
-	Authority *x509.Certificate
-	Damage    error // why the newest one could not be read and this is the one before it; nil: it is the newest
+	RouterID    string
+	Key         ed25519.PrivateKey
+	Leaf        *x509.Certificate
+	Authorities []*x509.Certificate // that the router trusts, one of which has signed Leaf; the newest is the last
+	Damage      error               // why the newest one could not be read and this is the one before it; nil: it is the newest
 }
 
 // Load reads the identity in dir, the one before it if that is damaged. The
@@ -82,7 +83,7 @@ func load(dir, name string) (*Identity, error) {
 	return id, nil
 }
 
-// parse reads what Save writes: certificate, key, authority.
+// parse reads what Save writes: certificate, key, authorities.
 func parse(b []byte) (*Identity, error) {
 	var certs []*x509.Certificate
 	var key ed25519.PrivateKey
@@ -106,29 +107,40 @@ func parse(b []byte) (*Identity, error) {
 			key = k
 		}
 	}
-	if len(certs) != 2 || key == nil {
-		return nil, fmt.Errorf("has %d of 2 certificates and %s key", len(certs), map[bool]string{true: "the", false: "no"}[key != nil])
+	if len(certs) < 2 || key == nil {
+		return nil, fmt.Errorf("has %d of 2 certificates and %s key", min(len(certs), 2), map[bool]string{true: "the", false: "no"}[key != nil])
 	}
-	return assemble(key, certs[0], certs[1])
+	return assemble(key, certs[0], certs[1:])
 }
 
 // assemble checks that the parts belong together. It doesn't look at times.
-func assemble(key ed25519.PrivateKey, leaf, authority *x509.Certificate) (*Identity, error) {
+func assemble(key ed25519.PrivateKey, leaf *x509.Certificate, authorities []*x509.Certificate) (*Identity, error) {
 	if pub, ok := leaf.PublicKey.(ed25519.PublicKey); !ok || !pub.Equal(key.Public()) {
 		return nil, errors.New("the certificate is not for this router's key")
 	}
-	if err := leaf.CheckSignatureFrom(authority); err != nil {
-		return nil, fmt.Errorf("the certificate is not of the fleet's authority: %w", err)
+	if issuerOf(leaf, authorities) == nil {
+		return nil, errors.New("the certificate is not of the fleet's authority")
 	}
 	for _, u := range leaf.URIs {
 		if id, ok := strings.CutPrefix(u.String(), uriPrefix); ok {
 			if err := plan.ValidateName("router", id); err != nil {
 				return nil, err
 			}
-			return &Identity{RouterID: id, Key: key, Leaf: leaf, Authority: authority}, nil
+			return &Identity{RouterID: id, Key: key, Leaf: leaf, Authorities: authorities}, nil
 		}
 	}
 	return nil, fmt.Errorf("the certificate has no name that begins with %s", uriPrefix)
+}
+
+// issuerOf returns which of the authorities has signed a certificate; nil if
+// none has.
+func issuerOf(c *x509.Certificate, authorities []*x509.Certificate) *x509.Certificate {
+	for _, a := range authorities {
+		if a.IsCA && c.CheckSignatureFrom(a) == nil {
+			return a
+		}
+	}
+	return nil
 }
 
 // Save writes the identity to dir so that it survives a power cut. The one
@@ -148,11 +160,11 @@ func (id *Identity) Save(dir string) error {
 		return err
 	}
 	var b bytes.Buffer
-	for _, block := range []pem.Block{
-		{Type: "CERTIFICATE", Bytes: id.Leaf.Raw},
-		{Type: "PRIVATE KEY", Bytes: key},
-		{Type: "CERTIFICATE", Bytes: id.Authority.Raw},
-	} {
+	blocks := []pem.Block{{Type: "CERTIFICATE", Bytes: id.Leaf.Raw}, {Type: "PRIVATE KEY", Bytes: key}}
+	for _, a := range id.Authorities {
+		blocks = append(blocks, pem.Block{Type: "CERTIFICATE", Bytes: a.Raw})
+	}
+	for _, block := range blocks {
 		if err := pem.Encode(&b, &block); err != nil {
 			return err
 		}
@@ -172,13 +184,13 @@ func (id *Identity) Valid(t time.Time) bool {
 
 // TLS returns the configuration for a session as this router.
 func (id *Identity) TLS(clock *Clock) *tls.Config {
-	return TLS(clock, id.Authority, func() *Identity { return id })
+	return TLS(clock, id.Authorities, func() *Identity { return id })
 }
 
-// TLS returns the configuration for sessions with controllers of an authority.
+// TLS returns the configuration for sessions with controllers of the authorities.
 // The certificate is that of what current returns at each handshake.
-func TLS(clock *Clock, authority *x509.Certificate, current func() *Identity) *tls.Config {
-	c := serverOnly(authority, clock)
+func TLS(clock *Clock, authorities []*x509.Certificate, current func() *Identity) *tls.Config {
+	c := serverOnly(authorities, clock)
 	c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 		id := current()
 		return &tls.Certificate{Certificate: [][]byte{id.Leaf.Raw}, PrivateKey: id.Key, Leaf: id.Leaf}, nil
@@ -208,9 +220,10 @@ func (id *Identity) Expiring(t time.Time) bool { return t.After(id.Leaf.NotAfter
 func (id *Identity) Request() ([]byte, error) { return request(id.Key) }
 
 // Renewed checks the answer to Request and returns the identity with the new
-// certificate.
-func (id *Identity) Renewed(certificate, authority []byte) (*Identity, error) {
-	now, err := finish(certificate, authority, pinOf(id.Authority), id.Key)
+// certificate and the authorities that came with it: the controller has proven
+// that it is of one that the router trusts already.
+func (id *Identity) Renewed(certificate []byte, authorities [][]byte) (*Identity, error) {
+	now, err := finish(certificate, authorities, id.Authorities, id.Key)
 	switch {
 	case err != nil:
 		return nil, err
@@ -246,10 +259,54 @@ func OwnKey(dir string) (ed25519.PrivateKey, error) {
 	return id.Key, nil
 }
 
-// serverOnly proves the controller and not the router.
-func serverOnly(authority *x509.Certificate, clock *Clock) *tls.Config {
+// mostAuthorities bounds what a controller may tell a router to trust.
+const mostAuthorities = 5
+
+// parseAuthorities reads certificates of authorities in DER.
+func parseAuthorities(raw [][]byte) (all []*x509.Certificate, err error) {
+	if len(raw) == 0 || len(raw) > mostAuthorities {
+		return nil, fmt.Errorf("authorities: %d, must be 1 to %d", len(raw), mostAuthorities)
+	}
+	for _, der := range raw {
+		c, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("authority: %w", err)
+		}
+		if !c.IsCA {
+			return nil, fmt.Errorf("authority %s: is not one that may sign others", c.Subject)
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// TrustID names the authorities as the protocol does: SHA-256 of their pins,
+// sorted.
+func (id *Identity) TrustID() []byte {
+	pins := make([][sha256.Size]byte, len(id.Authorities))
+	for i, a := range id.Authorities {
+		pins[i] = pinOf(a)
+	}
+	slices.SortFunc(pins, func(a, b [sha256.Size]byte) int { return bytes.Compare(a[:], b[:]) })
+	h := sha256.New()
+	for _, p := range pins {
+		h.Write(p[:])
+	}
+	return h.Sum(nil)
+}
+
+// rootsOf returns what trusts the authorities and nothing else.
+func rootsOf(authorities []*x509.Certificate) *x509.CertPool {
 	roots := x509.NewCertPool()
-	roots.AddCert(authority)
+	for _, a := range authorities {
+		roots.AddCert(a)
+	}
+	return roots
+}
+
+// serverOnly proves the controller and not the router.
+func serverOnly(authorities []*x509.Certificate, clock *Clock) *tls.Config {
+	roots := rootsOf(authorities)
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: ServerName,

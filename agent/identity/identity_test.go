@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"net"
 	"os"
@@ -55,7 +56,7 @@ func TestEnrolSaveLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := identity.Load(dir)
-	if err != nil || got.RouterID != "r1" || !got.Key.Equal(id.Key) || !got.Leaf.Equal(id.Leaf) || !got.Authority.Equal(c.Authority.Certificate) {
+	if err != nil || got.RouterID != "r1" || !got.Key.Equal(id.Key) || !got.Leaf.Equal(id.Leaf) || !got.Authorities[0].Equal(c.Authority.Certificate) {
 		t.Errorf("loaded %+v, %v", got, err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -164,7 +165,7 @@ func TestNoClock(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		id := &identity.Identity{RouterID: "r1", Key: key, Authority: authority.Certificate, Leaf: authority.Router(t, "r1", pub, october, 90*24*time.Hour)}
+		id := &identity.Identity{RouterID: "r1", Key: key, Authorities: []*x509.Certificate{authority.Certificate}, Leaf: authority.Router(t, "r1", pub, october, 90*24*time.Hour)}
 		clock := identity.NewClock(id.Leaf.NotBefore)
 		if clock.Wrong() == "" || !id.Valid(clock.Now()) {
 			t.Errorf("wrong %q, now %v", clock.Wrong(), clock.Now())
@@ -204,7 +205,7 @@ func TestClockAhead(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		id := &identity.Identity{RouterID: "r1", Key: key, Authority: authority.Certificate, Leaf: authority.Router(t, "r1", pub, issued.AddDate(0, 1, 0), 90*24*time.Hour)}
+		id := &identity.Identity{RouterID: "r1", Key: key, Authorities: []*x509.Certificate{authority.Certificate}, Leaf: authority.Router(t, "r1", pub, issued.AddDate(0, 1, 0), 90*24*time.Hour)}
 		server := authority.Server(t, issued)
 		fresh := func(floor time.Time, synced bool) *identity.Clock {
 			c := identity.NewClock(floor)
@@ -290,7 +291,7 @@ func TestLoadRefusesWhatDoesNotFit(t *testing.T) {
 	a := sessiontest.NewAuthority(t, time.Now().Add(-time.Hour))
 	pub, _, _ := ed25519.GenerateKey(rand.Reader)
 	_, other, _ := ed25519.GenerateKey(rand.Reader)
-	mixed := &identity.Identity{RouterID: "r", Key: other, Authority: a.Certificate, Leaf: a.Router(t, "r", pub, time.Now(), time.Hour)}
+	mixed := &identity.Identity{RouterID: "r", Key: other, Authorities: []*x509.Certificate{a.Certificate}, Leaf: a.Router(t, "r", pub, time.Now(), time.Hour)}
 	if err := mixed.Save(dir); err != nil {
 		t.Fatal(err)
 	}

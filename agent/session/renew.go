@@ -41,11 +41,37 @@ func (s *Session) renew(ctx context.Context, conn *grpc.ClientConn) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
-	r, err := pb.NewEnrollmentServiceClient(conn).Renew(ctx, &pb.RenewRequest{Csr: csr})
+	r, err := pb.NewEnrollmentServiceClient(conn).Renew(ctx, &pb.RenewRequest{Csr: csr, Several: true})
 	if err != nil {
 		err = plain(err)
 	}
-	s.cfg.Renewal.Take(r.GetCertificate(), r.GetCaCertificate(), err)
+	s.cfg.Renewal.Take(r.GetCertificate(), authorities(r.GetAuthorities(), r.GetCaCertificate()), err)
+}
+
+// authorities returns those of an answer. A controller of an earlier version
+// knows of one.
+func authorities(all [][]byte, one []byte) [][]byte {
+	if len(all) == 0 {
+		return [][]byte{one}
+	}
+	return all
+}
+
+// confirm says which authorities the router has stored, if the controller has
+// asked. That it went wrong is no reason to end the session: it asks again.
+func (s *Session) confirm(ctx context.Context, conn *grpc.ClientConn) {
+	if s.cfg.Renewal == nil {
+		return
+	}
+	id := s.cfg.Renewal.Confirms()
+	if id == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
+	defer cancel()
+	if _, err := pb.NewEnrollmentServiceClient(conn).ConfirmAuthorities(ctx, &pb.ConfirmAuthoritiesRequest{Authorities: id}); err != nil {
+		s.cfg.Logger.Warn("authorities are not confirmed", "controller", s.cfg.Address, "error", plain(err))
+	}
 }
 
 // Refused returns whether a controller does not take this router's identity
@@ -60,6 +86,12 @@ func Quarantined(err error) bool { return status.Code(err) == codes.FailedPrecon
 // ended. TLS has no better way to say so than the text of its alert.
 func Expired(err error) bool {
 	return status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "remote error: tls: expired certificate")
+}
+
+// Retired returns whether a controller says that the router's certificate is of
+// an authority that it does not trust.
+func Retired(err error) bool {
+	return status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "remote error: tls: unknown certificate authority")
 }
 
 // WaitingError means that an operator has to approve the router's key.
@@ -96,7 +128,7 @@ func Enroll(ctx context.Context, address string, e *identity.Enrollment) (id *id
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	r, err := pb.NewEnrollmentServiceClient(conn).Enroll(ctx, &pb.EnrollRequest{
-		Token: e.Token.Text, Csr: e.Request, Serial: e.Serial, Model: e.Model,
+		Token: e.Token.Text, Csr: e.Request, Serial: e.Serial, Model: e.Model, Several: true,
 	})
 	if err != nil {
 		return nil, &EnrollError{Err: fmt.Errorf("enrol at %s: %w", address, plain(err)), After: backoff.RetryAfter(err)}
@@ -104,7 +136,7 @@ func Enroll(ctx context.Context, address string, e *identity.Enrollment) (id *id
 	if w := r.GetWaiting(); w != nil {
 		return nil, &WaitingError{Fingerprint: w.GetFingerprint(), After: w.GetRetryAfter().AsDuration()}
 	}
-	id, err = e.Finish(r.GetCertificate(), r.GetCaCertificate())
+	id, err = e.Finish(r.GetCertificate(), authorities(r.GetAuthorities(), r.GetCaCertificate()))
 	if err != nil {
 		return nil, fmt.Errorf("enrol at %s: %w", address, err)
 	}

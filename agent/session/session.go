@@ -75,8 +75,14 @@ type Renewal interface {
 	Wait() time.Duration
 	// Request returns a signing request (PKCS #10 in DER).
 	Request() ([]byte, error)
-	// Take takes the certificate and the authority in DER, or why there is none.
-	Take(certificate, authority []byte, err error)
+	// Take takes the certificate and the authorities in DER, or why there is none.
+	Take(certificate []byte, authorities [][]byte, err error)
+	// Trust is told which authorities the fleet has, by their name, and how long
+	// all routers together should take to learn of them.
+	Trust(id []byte, spread time.Duration)
+	// Confirms returns the name of the authorities that are stored, once, if they
+	// are those that Trust was told of; nil if there is nothing to confirm.
+	Confirms() []byte
 }
 
 // Session keeps a stream to the controller as long as it runs.
@@ -332,9 +338,15 @@ func (s *Session) send(ctx context.Context, conn *grpc.ClientConn, stream pb.Ses
 			return nil
 		case <-renew.C:
 			s.renew(ctx, conn)
+			s.confirm(ctx, conn)
 			renew.Reset(max(s.renewIn(), time.Second))
 		case set := <-settings:
 			differences, origin = set.GetDifferences(), set.GetOrigin()
+			if id := set.GetAuthorities(); len(id) > 0 && s.cfg.Renewal != nil {
+				s.cfg.Renewal.Trust(id, set.GetReconnectSpread().AsDuration())
+				s.confirm(ctx, conn)
+				renew.Reset(max(s.renewIn(), time.Millisecond))
+			}
 			if d := set.GetReportInterval().AsDuration(); d > 0 {
 				every = d
 				wait := jittered(s.cfg.Jitter, every) // spread over the fleet

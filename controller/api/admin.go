@@ -44,12 +44,12 @@ type AdminService struct {
 	members *lead.Members
 	peers   *Peers // nil: this controller is alone
 
-	certificates []identity.Certificate // that this controller lives by
+	certificates func() []identity.Certificate // that this controller lives by; nil: not known
 }
 
 // Trust makes the service tell when certificates end, and warn before. It comes
 // before the first call.
-func (s *AdminService) Trust(all []identity.Certificate) { s.certificates = all }
+func (s *AdminService) Trust(all func() []identity.Certificate) { s.certificates = all }
 
 // Ask makes the service tell of other controllers too. It comes before the
 // first call.
@@ -118,7 +118,11 @@ func (s *AdminService) GetStatus(ctx context.Context, _ *pb.GetStatusRequest) (*
 		slices.SortFunc(resp.Led, func(a, b *pb.LedWork) int { return strings.Compare(a.GetWork(), b.GetWork()) })
 	}
 	resp.Problems = append(resp.Problems, problems(etcd, resp)...)
-	for _, c := range s.certificates {
+	var lives []identity.Certificate
+	if s.certificates != nil {
+		lives = s.certificates()
+	}
+	for _, c := range lives {
 		m := &pb.CertificateStatus{Purpose: c.Purpose, Subject: c.Subject, ExpireTime: wire.FromTime(c.Ends)}
 		if err := c.Ending(time.Now()); err != nil {
 			m.Problem = err.Error()

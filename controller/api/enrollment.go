@@ -26,17 +26,18 @@ import (
 type EnrollmentService struct {
 	pb.UnimplementedEnrollmentServiceServer
 
-	store     *store.Store
-	authority *identity.Authority
-	logger    hclog.Logger
-	limits    *enrollLimits
-	news      *news
-	pending   *pendingQueue
+	store       *store.Store
+	authorities identity.Source
+	logger      hclog.Logger
+	limits      *enrollLimits
+	news        *news
+	pending     *pendingQueue
 }
 
-// NewEnrollmentService returns the service that signs with authority.
-func NewEnrollmentService(s *store.Store, authority *identity.Authority, logger hclog.Logger) *EnrollmentService {
-	return &EnrollmentService{store: s, authority: authority, logger: logger, limits: newEnrollLimits(), news: newNews(), pending: newPendingQueue()}
+// NewEnrollmentService returns the service that signs with the fleet's
+// authorities.
+func NewEnrollmentService(s *store.Store, authorities identity.Source, logger hclog.Logger) *EnrollmentService {
+	return &EnrollmentService{store: s, authorities: authorities, logger: logger, limits: newEnrollLimits(), news: newNews(), pending: newPendingQueue()}
 }
 
 // applicant is who asks for a certificate, after it has proven its key.
@@ -95,7 +96,7 @@ func (e *EnrollmentService) byToken(ctx context.Context, a applicant) (*pb.Enrol
 	if err != nil {
 		return nil, status.Error(codes.Unauthenticated, err.Error())
 	}
-	if !token.Pin.Equal(e.authority.Pin()) {
+	if !e.authorities.Set().Has(token.Pin) {
 		return nil, status.Errorf(codes.Unauthenticated, "join token %s: belongs to another fleet", token.ID)
 	}
 	router, err := e.store.UseToken(ctx, token.ID, token.Hash(), a.key, a.serial, a.now)
@@ -159,7 +160,14 @@ func (e *EnrollmentService) routerOf(k plan.Key) (r plan.Router, ok bool) {
 
 // sign answers with a certificate. by says what it was given for.
 func (e *EnrollmentService) sign(a applicant, router, by, token string) (*pb.EnrollResponse, error) {
-	cert, err := e.authority.SignRouter(a.proof.Public, router, a.now)
+	set := e.authorities.Set()
+	signs := set.Shows()
+	if a.request.GetSeveral() {
+		signs = set.Signs()
+	} else if t, err := identity.ParseToken(a.request.GetToken()); err == nil {
+		signs = set.ByPin(t.Pin) // the one that the router trusts
+	}
+	cert, err := signs.SignRouter(a.proof.Public, router, a.now)
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -168,7 +176,11 @@ func (e *EnrollmentService) sign(a applicant, router, by, token string) (*pb.Enr
 		facts = append(facts, "token", token)
 	}
 	e.logger.Info("router enrolled", facts...)
-	return &pb.EnrollResponse{RouterId: router, Certificate: cert, CaCertificate: e.authority.Certificate()}, nil
+	resp := &pb.EnrollResponse{RouterId: router, Certificate: cert, CaCertificate: signs.Certificate()}
+	if a.request.GetSeveral() {
+		resp.Authorities = set.Raw()
+	}
+	return resp, nil
 }
 
 // Renew gives a certificate that holds longer to who has one. The key stays: if
@@ -196,10 +208,43 @@ func (e *EnrollmentService) Renew(ctx context.Context, req *pb.RenewRequest) (*p
 	if proof.Key != who.Key {
 		return nil, statusOf(badField("csr", fmt.Errorf("signing request: is not by the key of router %s; a new key needs a join token", who.Name)))
 	}
-	cert, err := e.authority.SignRouter(proof.Public, who.Name, now)
+	set := e.authorities.Set()
+	signs := set.Signs()
+	if !req.GetSeveral() {
+		signs = set.Issuer(*connectionState(ctx)) // the one that the router trusts
+	}
+	cert, err := signs.SignRouter(proof.Public, who.Name, now)
 	if err != nil {
 		return nil, statusOf(err)
 	}
 	e.logger.Debug("certificate renewed", "router", who.Name)
-	return &pb.RenewResponse{Certificate: cert, CaCertificate: e.authority.Certificate()}, nil
+	resp := &pb.RenewResponse{Certificate: cert, CaCertificate: signs.Certificate()}
+	if req.GetSeveral() {
+		resp.Authorities = set.Raw()
+	}
+	return resp, nil
+}
+
+// ConfirmAuthorities stores that a router trusts the authorities that the fleet
+// has now. Any others are not stored, so that a router writes once for each set.
+func (e *EnrollmentService) ConfirmAuthorities(ctx context.Context, req *pb.ConfirmAuthoritiesRequest) (*pb.ConfirmAuthoritiesResponse, error) {
+	who, err := caller(ctx)
+	switch {
+	case err != nil:
+		return nil, status.Error(codes.Unauthenticated, err.Error())
+	case who.Role != identity.RoleRouter:
+		return nil, status.Error(codes.PermissionDenied, "only a router says here what it trusts")
+	}
+	e.store.View(func(st *store.State) { err = standing(st, who) })
+	if err != nil {
+		return nil, err
+	}
+	set := e.authorities.Set()
+	if id := set.ID(); !set.Moved() || string(req.GetAuthorities()) != string(id[:]) {
+		return nil, status.Error(codes.FailedPrecondition, "these are not the authorities that the fleet has now")
+	}
+	if err := e.store.Confirm(ctx, who.Name, set.ID()); err != nil {
+		return nil, statusOf(err)
+	}
+	return &pb.ConfirmAuthoritiesResponse{}, nil
 }

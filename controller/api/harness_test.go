@@ -139,7 +139,7 @@ func newFixtureOn(t *testing.T, kv store.KV, dir string, sessions api.SessionCon
 		pb.RegisterPlanServiceServer(s, api.NewPlanService(f.store))
 		pb.RegisterRouterServiceServer(s, f.routers)
 		pb.RegisterTelemetryServiceServer(s, f.telemetry)
-		pb.RegisterTokenServiceServer(s, api.NewTokenService(f.store, f.authority.Pin()))
+		pb.RegisterTokenServiceServer(s, api.NewTokenService(f.store, f.authority))
 		pb.RegisterJoinServiceServer(s, api.NewJoinService(f.store, enrollment))
 		pb.RegisterSubscriberServiceServer(s, panicking{})
 	})

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"strings"
@@ -34,17 +33,6 @@ type JoinService struct {
 // NewJoinService returns the service for who waits at enrollment.
 func NewJoinService(s *store.Store, enrollment *EnrollmentService) *JoinService {
 	return &JoinService{store: s, enrollment: enrollment}
-}
-
-// GetAuthority returns what names the fleet's authority and when it ends.
-func (j *JoinService) GetAuthority(context.Context, *pb.GetAuthorityRequest) (*pb.GetAuthorityResponse, error) {
-	a := j.enrollment.authority
-	pin := a.Pin()
-	resp := &pb.GetAuthorityResponse{Pin: base64.RawURLEncoding.EncodeToString(pin[:]), ExpireTime: wire.FromTime(a.Ends())}
-	if err := a.Ending(time.Now()); err != nil {
-		resp.Warning = err.Error()
-	}
-	return resp, nil
 }
 
 // ListPending returns the keys that wait for an operator at this controller.

@@ -31,13 +31,14 @@ const (
 type OperatorService struct {
 	pb.UnimplementedOperatorServiceServer
 
-	store     *store.Store
-	authority *identity.Authority
+	store       *store.Store
+	authorities identity.Source
 }
 
-// NewOperatorService returns the service on s, whose certificates a signs.
-func NewOperatorService(s *store.Store, a *identity.Authority) *OperatorService {
-	return &OperatorService{store: s, authority: a}
+// NewOperatorService returns the service on s, whose certificates are of the
+// authorities a.
+func NewOperatorService(s *store.Store, a identity.Source) *OperatorService {
+	return &OperatorService{store: s, authorities: a}
 }
 
 // WhoAmI says who calls.
@@ -118,7 +119,7 @@ func (s *OperatorService) CreateOperatorToken(ctx context.Context, req *pb.Creat
 			return nil, statusOf(err)
 		}
 	}
-	token, err := identity.NewOperatorToken(req.GetName(), s.authority.Pin())
+	token, err := identity.NewOperatorToken(req.GetName(), s.authorities.Set().Signs().Pin())
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -137,7 +138,8 @@ func (s *OperatorService) CreateOperatorCertificate(ctx context.Context, req *pb
 	if err != nil {
 		return nil, statusOf(badField("csr", err))
 	}
-	cert, err := s.authority.SignOperator(pub.Public, req.GetName(), time.Now())
+	set := s.authorities.Set()
+	cert, err := set.Signs().SignOperator(pub.Public, req.GetName(), time.Now())
 	if err != nil {
 		return nil, statusOf(badField("name", err))
 	}
@@ -145,7 +147,9 @@ func (s *OperatorService) CreateOperatorCertificate(ctx context.Context, req *pb
 	if err := s.add(ctx, req.GetName(), c); err != nil {
 		return nil, statusOf(err)
 	}
-	return &pb.CreateOperatorCertificateResponse{Credential: credentialMessage(c), Certificate: cert.Raw, CaCertificate: s.authority.Certificate()}, nil
+	return &pb.CreateOperatorCertificateResponse{
+		Credential: credentialMessage(c), Certificate: cert.Raw, CaCertificate: set.Signs().Certificate(), Authorities: set.Raw(),
+	}, nil
 }
 
 // OperatorCertificate returns what is stored of an operator's certificate.

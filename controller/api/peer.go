@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -88,14 +89,14 @@ func (s *PeerService) GetSessions(_ context.Context, req *pb.GetSessionsRequest)
 // Peers asks the other controllers.
 type Peers struct {
 	members *lead.Members
-	tls     *tls.Config
+	tls     func() *tls.Config // what is right now
 
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn // by address; guarded by mu
 }
 
 // NewPeers returns the other members, to be called with t.
-func NewPeers(members *lead.Members, t *tls.Config) *Peers {
+func NewPeers(members *lead.Members, t func() *tls.Config) *Peers {
 	return &Peers{members: members, tls: t, conns: map[string]*grpc.ClientConn{}}
 }
 
@@ -111,6 +112,28 @@ func (p *Peers) Close() error {
 	return errors.Join(errs...)
 }
 
+// newest makes each handshake with what is right then.
+type newest struct{ tls func() *tls.Config }
+
+// ClientHandshake does the handshake.
+func (n newest) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return credentials.NewTLS(n.tls()).ClientHandshake(ctx, authority, conn)
+}
+
+// ServerHandshake is for servers.
+func (n newest) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return credentials.NewTLS(n.tls()).ServerHandshake(conn)
+}
+
+// Info says what it is.
+func (n newest) Info() credentials.ProtocolInfo { return credentials.NewTLS(n.tls()).Info() }
+
+// Clone returns a copy.
+func (n newest) Clone() credentials.TransportCredentials { return n }
+
+// OverrideServerName does nothing: the name is that of the configuration.
+func (n newest) OverrideServerName(string) error { return nil }
+
 func (p *Peers) conn(address string) (*grpc.ClientConn, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,7 +141,7 @@ func (p *Peers) conn(address string) (*grpc.ClientConn, error) {
 		return c, nil
 	}
 	c, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(credentials.NewTLS(p.tls)), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
+		grpc.WithTransportCredentials(newest{p.tls}), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: peerTime}))
 	if err != nil {

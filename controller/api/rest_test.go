@@ -50,7 +50,7 @@ func FuzzREST(f *testing.F) {
 		pb.RegisterPlanServiceServer(r, api.NewPlanService(st))
 		pb.RegisterSubscriberServiceServer(r, api.NewSubscriberService(st))
 		pb.RegisterRouterServiceServer(r, api.NewRouterService(st, fleet.NewHub()))
-		pb.RegisterTokenServiceServer(r, api.NewTokenService(st, identity.Pin{}))
+		pb.RegisterTokenServiceServer(r, api.NewTokenService(st, nil))
 	}, api.InsideDoor(api.DefaultViewerLabels, hclog.New(&hclog.LoggerOptions{Output: &log}))...)
 	if err != nil {
 		f.Fatal(err)

@@ -87,6 +87,9 @@ type SessionConfig struct {
 	// Probe is the host to which routers measure the delay, unless their
 	// subscriber has the label plan.ProbeLabel.
 	Probe plan.Probe
+	// Trust is the authorities of the fleet, which routers that do not know them
+	// are told of; nil: they are told nothing.
+	Trust identity.Source
 }
 
 // NewSessionService returns the service.
@@ -132,6 +135,27 @@ func (s *SessionService) Changed(c store.Change) {
 			s.hub.Wake(id)
 		}
 	})
+}
+
+// WakeAll makes all sessions look for what they have to tell.
+func (s *SessionService) WakeAll() { s.hub.WakeAll() }
+
+// unconfirmed returns the authorities that a router has not confirmed; nil if
+// there is nothing to tell it.
+func (s *SessionService) unconfirmed(router string) *identity.Set {
+	if s.config.Trust == nil {
+		return nil
+	}
+	set := s.config.Trust.Set()
+	if !set.Moved() {
+		return nil
+	}
+	id, known := set.ID(), false
+	s.store.View(func(st *store.State) { known = st.Trusts(router, id) })
+	if known {
+		return nil
+	}
+	return set
 }
 
 // quarantine refuses a router of which there are two from now on, on every

@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"crypto/tls"
 	"net"
 	"reflect"
 	"slices"
@@ -38,7 +39,7 @@ func (f *fixture) join(kv store.Leaser, id string) (members *lead.Members, die f
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	peers := api.NewPeers(members, caller)
+	peers := api.NewPeers(members, func() *tls.Config { return caller })
 	admin := f.admin(members)
 	f.routers.Ask(peers)
 	f.telemetry.Ask(peers)

@@ -70,6 +70,7 @@ type talk struct {
 	// What the agent was told; guarded by sending.
 	interval, spread time.Duration
 	probe            plan.Probe
+	trust            *identity.Set // that it was asked to confirm; nil: none
 
 	place int // in SessionService.talks; guarded by its mu; -1: not there
 }
@@ -180,7 +181,7 @@ func (t *talk) settle(now time.Time) error {
 		return nil
 	}
 	if t.interval == 0 {
-		t.probe = t.probeOf(t.who.Name)
+		t.probe, t.trust = t.probeOf(t.who.Name), t.unconfirmed(t.who.Name)
 	}
 	t.interval, t.spread = interval, spread
 	return t.sendSettings(now)
@@ -188,9 +189,14 @@ func (t *talk) settle(now time.Time) error {
 
 // sendSettings needs sending.
 func (t *talk) sendSettings(now time.Time) error {
+	var authorities []byte
+	if t.trust != nil {
+		id := t.trust.ID()
+		authorities = id[:]
+	}
 	return t.stream.Send(&pb.ConnectResponse{Message: &pb.ConnectResponse_Settings{Settings: &pb.Settings{
 		ReportInterval: durationpb.New(t.interval), ReconnectSpread: durationpb.New(t.spread), Differences: true, Clock: timestamppb.New(now),
-		Probe: wire.FromProbe(t.probe), Origin: t.telemetry.Origin(),
+		Probe: wire.FromProbe(t.probe), Origin: t.telemetry.Origin(), Authorities: authorities,
 	}}})
 }
 
@@ -317,8 +323,12 @@ func (t *talk) send() error {
 		return *why
 	}
 	session := t.session.Load()
-	if p := t.probeOf(t.who.Name); p != t.probe && t.interval != 0 && !t.closed.Load() && t.stream.Ready() {
-		t.probe = p
+	p, set := t.probeOf(t.who.Name), t.unconfirmed(t.who.Name)
+	if set == nil {
+		t.trust = nil // it has confirmed
+	}
+	if (p != t.probe || set != t.trust) && t.interval != 0 && !t.closed.Load() && t.stream.Ready() {
+		t.probe, t.trust = p, set
 		if err := t.sendSettings(time.Now()); err != nil {
 			return err
 		}

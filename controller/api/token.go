@@ -31,16 +31,16 @@ const (
 type TokenService struct {
 	pb.UnimplementedTokenServiceServer
 
-	store *store.Store
-	pin   identity.Pin
+	store       *store.Store
+	authorities identity.Source
 
 	mu    sync.Mutex
 	round string // guarded by mu: the id up to which tokens were looked at for being too old
 }
 
-// NewTokenService returns the service whose tokens name the authority with this pin.
-func NewTokenService(s *store.Store, pin identity.Pin) *TokenService {
-	return &TokenService{store: s, pin: pin}
+// NewTokenService returns the service whose tokens name the authority that signs.
+func NewTokenService(s *store.Store, a identity.Source) *TokenService {
+	return &TokenService{store: s, authorities: a}
 }
 
 // CreateToken makes a join token. What is stored of its secret is the hash.
@@ -73,7 +73,7 @@ func (t *TokenService) newToken(req *pb.CreateTokenRequest, batch string, now ti
 	if ttl < time.Second || ttl > maxTTL {
 		return token, stored, badField("ttl", fmt.Errorf("ttl %v: must be 1s to %v", ttl, maxTTL))
 	}
-	if token, err = identity.NewToken(t.pin); err != nil {
+	if token, err = identity.NewToken(t.authorities.Set().Signs().Pin()); err != nil {
 		return token, stored, err
 	}
 	return token, store.Token{

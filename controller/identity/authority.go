@@ -16,7 +16,7 @@ import (
 	"math/big"
 	"net/url"
 	"os"
-	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -54,16 +54,21 @@ type Authority struct {
 // ca.key first and ca.pem last, so that a start that was cut short is completed
 // by the next one with the same key.
 func Open(dir string, now time.Time) (*Authority, error) {
-	certFile, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key")
+	certFile, keyFile := authorityFiles(dir)
 	if _, err := os.Stat(certFile); !errors.Is(err, fs.ErrNotExist) {
 		return Load(certFile, keyFile, now)
 	}
-	key, err := loadKey(keyFile)
-	if errors.Is(err, fs.ErrNotExist) {
-		key, err = makeKey(keyFile)
-	}
-	if err != nil {
+	var key crypto.Signer
+	keys, err := loadKeys(keyFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if key, err = makeKey(keyFile); err != nil {
+			return nil, err
+		}
+	case err != nil:
 		return nil, err
+	default:
+		key = keys[0]
 	}
 	a, err := selfSigned(key, now)
 	if err != nil {
@@ -97,15 +102,18 @@ func Load(certFile, keyFile string, now time.Time) (*Authority, error) {
 		return nil, fmt.Errorf("authority certificate %s: ended at %s, and with it every certificate of the fleet. Routers shape on. Move it and its key away (or give another one with --ca-cert and --ca-key), start with --replace-authority, "+
 			"and let every router join again: cakefleetctl token create and router approve", certFile, cert.NotAfter.Format(time.RFC3339))
 	}
-	key, err := loadKey(keyFile)
+	keys, err := loadKeys(keyFile)
 	if err != nil {
 		return nil, err
 	}
-	pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
-	if !ok || !pub.Equal(cert.PublicKey) {
+	i := slices.IndexFunc(keys, func(key crypto.Signer) bool {
+		pub, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool })
+		return ok && pub.Equal(cert.PublicKey)
+	})
+	if i < 0 {
 		return nil, fmt.Errorf("authority key %s: is not the key of %s", keyFile, certFile)
 	}
-	a := newAuthority(cert, key)
+	a := newAuthority(cert, keys[i])
 	a.chain = certs[1:]
 	return a, nil
 }
@@ -153,7 +161,7 @@ func selfSigned(key crypto.Signer, now time.Time) (*Authority, error) {
 		NotAfter:              now.Add(authorityLife),
 		BasicConstraintsValid: true,
 		IsCA:                  true,
-		MaxPathLenZero:        true,
+		MaxPathLen:            1, // so that it may vouch for the one whose place it takes
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 	}
 	cert, err := sign(t, t, key.Public(), key)
@@ -254,8 +262,9 @@ func (a *Authority) shown(cert *x509.Certificate) [][]byte {
 }
 
 // Operator returns credentials for an operator as one PEM text: certificate,
-// private key, and the authority's certificate.
-func (a *Authority) Operator(name string, now time.Time) ([]byte, error) {
+// private key, and the certificates of the authorities.
+func (s *Set) Operator(name string, now time.Time) ([]byte, error) {
+	a := s.signs
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("operator key: %w", err)
@@ -272,34 +281,53 @@ func (a *Authority) Operator(name string, now time.Time) ([]byte, error) {
 	for _, block := range []*pem.Block{
 		{Type: typeCert, Bytes: cert.Raw},
 		{Type: typeKey, Bytes: pkcs8},
-		{Type: typeCert, Bytes: a.cert.Raw},
 	} {
 		if err := pem.Encode(&b, block); err != nil {
 			return nil, fmt.Errorf("operator credentials: %w", err)
 		}
 	}
+	b.Write(s.PEM())
 	return b.Bytes(), nil
 }
 
+// Operator returns credentials as Set's.
+func (a *Authority) Operator(name string, now time.Time) ([]byte, error) {
+	return a.Set().Operator(name, now)
+}
+
 // EnsureOperator writes credentials of the operator name to file unless it has
-// some from this authority that are not past half of their life. It returns
-// whether it wrote.
-func (a *Authority) EnsureOperator(file, name string, now time.Time) (wrote bool, err error) {
+// some from the authority that signs now, with all authorities, that are not past
+// half of their life. It returns whether it wrote.
+func (s *Set) EnsureOperator(file, name string, now time.Time) (wrote bool, err error) {
+	return s.RenewOperator(file, name, now, func([]byte) error { return nil })
+}
+
+// RenewOperator is EnsureOperator that calls let with the credentials before it
+// writes them: who reads the file is let in.
+func (s *Set) RenewOperator(file, name string, now time.Time, let func(text []byte) error) (wrote bool, err error) {
 	raw, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, fmt.Errorf("operator credentials: %w", err)
 	}
 	if block, _ := pem.Decode(raw); block != nil {
 		cert, err := x509.ParseCertificate(block.Bytes)
-		if err == nil && cert.CheckSignatureFrom(a.cert) == nil && cert.NotAfter.Sub(now) > OperatorLife/2 {
+		if err == nil && cert.CheckSignatureFrom(s.signs.cert) == nil && cert.NotAfter.Sub(now) > OperatorLife/2 && bytes.HasSuffix(raw, s.PEM()) {
 			return false, nil
 		}
 	}
-	text, err := a.Operator(name, now)
+	text, err := s.Operator(name, now)
 	if err != nil {
 		return false, err
 	}
+	if err := let(text); err != nil {
+		return false, err
+	}
 	return true, writeFile(file, 0o600, text)
+}
+
+// EnsureOperator is Set's.
+func (a *Authority) EnsureOperator(file, name string, now time.Time) (wrote bool, err error) {
+	return a.Set().EnsureOperator(file, name, now)
 }
 
 func (a *Authority) client(p Peer, pub ed25519.PublicKey, life time.Duration, now time.Time) (*x509.Certificate, error) {

@@ -21,7 +21,7 @@ type Certificate struct {
 // doors, in this order.
 func (a *Authority) Certificates() []Certificate {
 	all := []Certificate{certificate("authority", a.cert,
-		"no router, operator or controller of the fleet is trusted then; make another authority and let every router join it")}
+		"no router, operator or controller of the fleet is trusted then; put another one in its place before: cakefleetctl ca rotate, and ca retire when all routers know it")}
 	for _, c := range a.chain {
 		all = append(all, certificate("issuer of the authority", c,
 			"routers and operators go on, as they trust the authority itself; who verifies up to this issuer refuses the fleet then; have it renewed"))

@@ -13,24 +13,36 @@ import (
 	"path/filepath"
 )
 
-func loadKey(file string) (crypto.Signer, error) {
+// authorityFiles returns where an authority is in a folder.
+func authorityFiles(dir string) (certFile, keyFile string) {
+	return filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key")
+}
+
+// loadKeys returns the keys in a file: one, or two after Adopt was cut short.
+func loadKeys(file string) (keys []crypto.Signer, err error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("authority key: %w", err)
 	}
-	block, _ := pem.Decode(raw)
-	if block == nil || block.Type != typeKey {
+	for {
+		var block *pem.Block
+		if block, raw = pem.Decode(raw); block == nil || block.Type != typeKey {
+			break
+		}
+		key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("authority key %s: %w", file, err)
+		}
+		signer, ok := key.(crypto.Signer)
+		if !ok {
+			return nil, fmt.Errorf("authority key %s: a key of type %T can't sign", file, key)
+		}
+		keys = append(keys, signer)
+	}
+	if len(keys) == 0 {
 		return nil, fmt.Errorf("authority key %s: does not begin with a PEM block %q (PKCS #8)", file, typeKey)
 	}
-	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, fmt.Errorf("authority key %s: %w", file, err)
-	}
-	signer, ok := key.(crypto.Signer)
-	if !ok {
-		return nil, fmt.Errorf("authority key %s: a key of type %T can't sign", file, key)
-	}
-	return signer, nil
+	return keys, nil
 }
 
 func makeKey(file string) (crypto.Signer, error) {
@@ -38,14 +50,22 @@ func makeKey(file string) (crypto.Signer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("authority key: %w", err)
 	}
+	text, err := keyPEM(key)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFile(file, 0o600, text); err != nil {
+		return nil, err
+	}
+	return key, nil
+}
+
+func keyPEM(key crypto.Signer) ([]byte, error) {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return nil, fmt.Errorf("authority key: %w", err)
 	}
-	if err := writeFile(file, 0o600, pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der})); err != nil {
-		return nil, err
-	}
-	return key, nil
+	return pem.EncodeToMemory(&pem.Block{Type: typeKey, Bytes: der}), nil
 }
 
 // writeFile replaces file so that, whenever the power fails, either the old or

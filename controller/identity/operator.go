@@ -71,8 +71,9 @@ func CallerFrom(ctx context.Context) Caller {
 // verified if there is one, and each call decides who may do without. Besides
 // ServerName the door's certificate is good for names, which are host names and
 // addresses.
-func (a *Authority) OperatorsTLS(names ...string) (*tls.Config, error) {
-	t, err := a.tls(tls.VerifyClientCertIfGiven)
+func (s *Set) OperatorsTLS(names ...string) (*tls.Config, error) {
+	a := s.shows
+	t, err := s.tls(tls.VerifyClientCertIfGiven)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +100,13 @@ func (a *Authority) OperatorsTLS(names ...string) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("server certificate: %w", err)
 	}
-	t.Certificates = []tls.Certificate{{Certificate: a.shown(cert), PrivateKey: key, Leaf: cert}}
+	t.Certificates = []tls.Certificate{s.complete(tls.Certificate{Certificate: a.shown(cert), PrivateKey: key, Leaf: cert})}
 	return t, nil
+}
+
+// OperatorsTLS is Set's.
+func (a *Authority) OperatorsTLS(names ...string) (*tls.Config, error) {
+	return a.Set().OperatorsTLS(names...)
 }
 
 // SignOperator returns a certificate for the operator name and its key.

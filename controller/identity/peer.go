@@ -97,18 +97,19 @@ func peerOf(cert *x509.Certificate) (Peer, error) {
 
 // AgentsTLS returns what the agents' door needs: a client certificate is
 // verified if there is one, and each call decides whether it needs it.
-func (a *Authority) AgentsTLS() (*tls.Config, error) { return a.tls(tls.VerifyClientCertIfGiven) }
+func (s *Set) AgentsTLS() (*tls.Config, error) { return s.tls(tls.VerifyClientCertIfGiven) }
 
-func (a *Authority) tls(auth tls.ClientAuthType) (*tls.Config, error) {
-	cert, err := a.Server()
+// AgentsTLS is Set's.
+func (a *Authority) AgentsTLS() (*tls.Config, error) { return a.Set().AgentsTLS() }
+
+func (s *Set) tls(auth tls.ClientAuthType) (*tls.Config, error) {
+	cert, err := s.shows.Server()
 	if err != nil {
 		return nil, err
 	}
-	roots := x509.NewCertPool()
-	roots.AddCert(a.cert)
 	return &tls.Config{
-		Certificates: []tls.Certificate{cert},
-		ClientCAs:    roots,
+		Certificates: []tls.Certificate{s.complete(cert)},
+		ClientCAs:    s.pool(),
 		ClientAuth:   auth,
 		MinVersion:   tls.VersionTLS13,
 		// A fleet that reconnects is bound by handshakes: X25519 alone takes

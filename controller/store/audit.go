@@ -192,7 +192,7 @@ func (a auditedKV) entry(ctx context.Context, ops []Op) (*auditRecord, error) {
 		if strings.HasPrefix(o.Key, imports) {
 			return nil, nil // an import, which is told when it counts
 		}
-		if k, _, ok := parseKey(o.Key); ok && k != KindPlace && (known || ours(k)) {
+		if k, _, ok := parseKey(o.Key); ok && k != KindPlace && k != KindTrust && (known || ours(k)) {
 			keys = append(keys, o.Key)
 		}
 	}
@@ -237,7 +237,7 @@ func (a auditedKV) entry(ctx context.Context, ops []Op) (*auditRecord, error) {
 // ours tells whether changes that the controller makes by itself are told. What
 // its machines write of their own state is not.
 func ours(k Kind) bool {
-	return slices.Contains([]Kind{KindPlan, KindSubscriber, KindRouter, KindToken, KindOperator}, k)
+	return slices.Contains([]Kind{KindPlan, KindSubscriber, KindRouter, KindToken, KindOperator, KindCA}, k)
 }
 
 // withoutSecrets returns a record with something else in place of hashes of
@@ -249,7 +249,7 @@ func withoutSecrets(value []byte) json.RawMessage {
 	if !json.Valid(value) {
 		return encode(fmt.Sprintf("%d bytes that are not JSON", len(value)))
 	}
-	if !bytes.Contains(value, []byte(`"secret_hash"`)) {
+	if !bytes.Contains(value, []byte(`"secret_hash"`)) && !bytes.Contains(value, []byte(`"sealed_key"`)) {
 		return value
 	}
 	var v any
@@ -263,7 +263,7 @@ func hide(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, x := range v {
-			if v[k] = hide(x); k == "secret_hash" {
+			if v[k] = hide(x); k == "secret_hash" || k == "sealed_key" {
 				v[k] = "hidden"
 			}
 		}

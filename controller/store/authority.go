@@ -48,7 +48,11 @@ func (s *Store) ClaimAuthority(ctx context.Context, pin string, replace bool) er
 		if err != nil {
 			return err
 		}
-		res, err := s.kv.Txn(ctx, []Compare{{authorityKey, Equal, have}}, []Op{{authorityKey, value}})
+		ops := []Op{{authorityKey, value}}
+		if have > 0 { // what the one before was to be replaced by is over
+			ops = append(ops, Op{key(KindCA, FleetCA), nil})
+		}
+		res, err := s.kv.Txn(ctx, []Compare{{authorityKey, Equal, have}}, ops)
 		if err != nil {
 			return fmt.Errorf("write the fleet's authority: %w", err)
 		}

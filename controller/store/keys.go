@@ -25,7 +25,7 @@ func parseKey(s string) (k Kind, id string, ok bool) {
 		return "", "", false
 	}
 	switch k = Kind(strings.TrimSuffix(folder, "s")); k {
-	case KindPlan, KindSubscriber, KindRouter, KindToken, KindSchedule, KindOperator, KindRestore, KindSerial, KindRevocation, KindPlace, KindRollout:
+	case KindPlan, KindSubscriber, KindRouter, KindToken, KindSchedule, KindOperator, KindRestore, KindSerial, KindRevocation, KindPlace, KindRollout, KindCA, KindTrust:
 		return k, id, strings.HasSuffix(folder, "s")
 	default:
 		return "", "", false

@@ -20,6 +20,8 @@ type State struct {
 	subscribers table[*plan.Subscriber]
 	routers     table[*router]
 	tokens      table[Token]
+	cas         table[CA]
+	trusts      table[trust]
 	schedules   table[schedule.Schedule]
 	places      table[places]
 	rollouts    table[*rollout.Live]
@@ -76,6 +78,8 @@ func newState() *State {
 		operators:           newTable[Operator](),
 		serials:             newTable[Serial](),
 		revocations:         newTable[Revocation](),
+		cas:                 newTable[CA](),
+		trusts:              newTable[trust](),
 		routerOfKey:         map[plan.Key]string{},
 		modified:            map[string]plan.Revision{},
 		subscribersOfPlan:   index[*plan.Subscriber]{},
@@ -396,6 +400,10 @@ func (s *State) revisionOf(k Kind, id string) plan.Revision {
 		return s.serials.byID[id].Revision
 	case KindRevocation:
 		return s.revocations.byID[id].Revision
+	case KindCA:
+		return s.cas.byID[id].Revision
+	case KindTrust:
+		return s.trusts.byID[id].revision
 	default:
 		return 0
 	}
@@ -438,6 +446,10 @@ func (s *State) remove(k Kind, id string) bool {
 		s.serials.set(id, Serial{}, false)
 	case KindRevocation:
 		s.revocations.set(id, Revocation{}, false)
+	case KindCA:
+		s.cas.set(id, CA{}, false)
+	case KindTrust:
+		s.trusts.set(id, trust{}, false)
 	}
 	return true
 }
@@ -514,6 +526,18 @@ func (s *State) put(k Kind, id string, value []byte, rev plan.Revision) error {
 			return err
 		}
 		s.revocations.set(id, r, true)
+	case KindCA:
+		c, err := decodeCA(value, rev)
+		if err != nil {
+			return err
+		}
+		s.cas.set(id, c, true)
+	case KindTrust:
+		t, err := decodeTrust(value, rev)
+		if err != nil {
+			return err
+		}
+		s.trusts.set(id, t, true)
 	}
 	return nil
 }
@@ -536,6 +560,8 @@ func (s *State) records() iter.Seq2[Kind, string] {
 			{KindOperator, s.operators.ids},
 			{KindSerial, s.serials.ids},
 			{KindRevocation, s.revocations.ids},
+			{KindCA, s.cas.ids},
+			{KindTrust, s.trusts.ids},
 		} {
 			more := true
 			t.ids.Ascend(func(id string) bool {

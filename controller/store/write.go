@@ -81,7 +81,7 @@ func (s *Store) DeleteSubscriber(ctx context.Context, id string, expect plan.Rev
 // DeleteRouter removes a router; expect is as in PutPlan, without 0. Errors:
 // ErrNotFound, ErrConflict.
 func (s *Store) DeleteRouter(ctx context.Context, id string, expect plan.Revision) error {
-	return s.remove(ctx, KindRouter, id, expect)
+	return s.remove(ctx, KindRouter, id, expect, Op{key(KindTrust, id), nil})
 }
 
 // DeletePlan removes a plan after it has moved its subscribers, if there are
@@ -251,8 +251,8 @@ func (s *Store) put(ctx context.Context, w write) (plan.Revision, error) {
 
 // remove deletes one record. A marker that moved without a user that stays is
 // not a reason to give up.
-func (s *Store) remove(ctx context.Context, k Kind, id string, expect plan.Revision) error {
-	w := write{kind: k, id: id, users: usersOf[k]}
+func (s *Store) remove(ctx context.Context, k Kind, id string, expect plan.Revision, more ...Op) error {
+	w := write{kind: k, id: id, users: usersOf[k], more: more}
 	for range attempts {
 		var err error
 		if w.expect, err = s.expected(ctx, k, id, expect); err != nil {

@@ -418,7 +418,7 @@ func TestFleet058_AuthorityReplaced(t *testing.T) {
 	p.inSync("home-1")
 	b.shapes()
 	after, err := agentidentity.Load(b.dir)
-	if err != nil || after.Authority.Equal(before.Authority) || after.RouterID != "home-1" {
+	if err != nil || after.Authorities[0].Equal(before.Authorities[0]) || after.RouterID != "home-1" {
 		t.Errorf("the identity is %+v (%v)", after, err)
 	}
 	p.stop()

@@ -128,7 +128,7 @@ func (a *app) expand(path string) (string, error) {
 	return filepath.Join(home, rest), nil
 }
 
-// loadCredentials reads certificate, key and the fleet's authority, in this
+// loadCredentials reads certificate, key and the fleet's authorities, in this
 // order in one PEM file.
 func loadCredentials(path string) (*tls.Config, error) {
 	const where = "a controller writes operator.pem to its data directory at its first start: copy it to %s, or say --credentials FILE or set " + envCredentials
@@ -156,22 +156,24 @@ func loadCredentials(path string) (*tls.Config, error) {
 			key = pem.EncodeToMemory(block)
 		}
 	}
-	if len(certs) != 2 || key == nil {
+	if len(certs) < 2 || key == nil {
 		return nil, bad("must have a certificate, its key and the fleet's authority")
 	}
 	pair, err := tls.X509KeyPair(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certs[0]}), key)
 	if err != nil {
 		return nil, bad(err.Error())
 	}
-	authority, err := x509.ParseCertificate(certs[1])
-	if err != nil {
-		return nil, bad(err.Error())
-	}
-	if bytes.Equal(certs[0], certs[1]) || !authority.IsCA {
-		return nil, bad("the second certificate is not an authority")
-	}
 	roots := x509.NewCertPool()
-	roots.AddCert(authority)
+	for i, der := range certs[1:] {
+		authority, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, bad(err.Error())
+		}
+		if bytes.Equal(certs[0], der) || !authority.IsCA {
+			return nil, bad(fmt.Sprintf("certificate %d is not an authority", i+2))
+		}
+		roots.AddCert(authority)
+	}
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		ServerName:   serverName,

@@ -154,6 +154,7 @@ a subscriber. Changing a plan changes every router that it reaches:
 		a.doctorCommand(),
 		a.backupCommand(),
 		a.operatorCommand(),
+		a.caCommand(),
 		a.whoamiCommand(),
 		a.auditCommand(),
 		a.undoCommand(),

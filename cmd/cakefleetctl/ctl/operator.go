@@ -354,11 +354,15 @@ func (a *app) certificate(c *cobra.Command, conn *connection, name, note string)
 		return nil, nil, err
 	}
 	var text []byte
-	for _, b := range []pem.Block{
-		{Type: "CERTIFICATE", Bytes: resp.GetCertificate()},
-		{Type: "PRIVATE KEY", Bytes: pkcs8},
-		{Type: "CERTIFICATE", Bytes: resp.GetCaCertificate()},
-	} {
+	blocks := []pem.Block{{Type: "CERTIFICATE", Bytes: resp.GetCertificate()}, {Type: "PRIVATE KEY", Bytes: pkcs8}}
+	authorities := resp.GetAuthorities()
+	if len(authorities) == 0 { // of a controller that knows of one
+		authorities = [][]byte{resp.GetCaCertificate()}
+	}
+	for _, a := range authorities {
+		blocks = append(blocks, pem.Block{Type: "CERTIFICATE", Bytes: a})
+	}
+	for _, b := range blocks {
 		text = append(text, pem.EncodeToMemory(&b)...)
 	}
 	return text, resp, nil

@@ -101,7 +101,7 @@ func introduce(dir string) error {
 	if err != nil {
 		return err
 	}
-	id := agentidentity.Identity{RouterID: name, Key: key, Leaf: leaf, Authority: ca}
+	id := agentidentity.Identity{RouterID: name, Key: key, Leaf: leaf, Authorities: []*x509.Certificate{ca}}
 	return id.Save(dir)
 }
 

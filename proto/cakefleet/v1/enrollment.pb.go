@@ -33,7 +33,10 @@ type EnrollRequest struct {
 	// Serial number as the router names itself; may be empty. It proves nothing.
 	Serial string `protobuf:"bytes,3,opt,name=serial,proto3" json:"serial,omitempty"`
 	// Hardware model as the router names itself.
-	Model         string `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	Model string `protobuf:"bytes,4,opt,name=model,proto3" json:"model,omitempty"`
+	// Whether the router reads authorities in the answer, so that its certificate
+	// may be of another one than it was told to trust.
+	Several       bool `protobuf:"varint,5,opt,name=several,proto3" json:"several,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -96,6 +99,13 @@ func (x *EnrollRequest) GetModel() string {
 	return ""
 }
 
+func (x *EnrollRequest) GetSeveral() bool {
+	if x != nil {
+		return x.Several
+	}
+	return false
+}
+
 // EnrollResponse has the router's certificate.
 type EnrollResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -106,7 +116,10 @@ type EnrollResponse struct {
 	// Certificate of the fleet's authority in DER.
 	CaCertificate []byte `protobuf:"bytes,3,opt,name=ca_certificate,json=caCertificate,proto3" json:"ca_certificate,omitempty"`
 	// Set instead of the rest while the key waits for an operator.
-	Waiting       *Waiting `protobuf:"bytes,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting *Waiting `protobuf:"bytes,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Certificates in DER of all authorities that the router is to trust from now
+	// on, with several in the request. One of them has signed the certificate.
+	Authorities   [][]byte `protobuf:"bytes,5,rep,name=authorities,proto3" json:"authorities,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -165,6 +178,13 @@ func (x *EnrollResponse) GetCaCertificate() []byte {
 func (x *EnrollResponse) GetWaiting() *Waiting {
 	if x != nil {
 		return x.Waiting
+	}
+	return nil
+}
+
+func (x *EnrollResponse) GetAuthorities() [][]byte {
+	if x != nil {
+		return x.Authorities
 	}
 	return nil
 }
@@ -228,7 +248,9 @@ func (x *Waiting) GetRetryAfter() *durationpb.Duration {
 type RenewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// PKCS #10 signing request in DER, by the key of the client certificate.
-	Csr           []byte `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
+	Csr []byte `protobuf:"bytes,1,opt,name=csr,proto3" json:"csr,omitempty"`
+	// Whether the router reads authorities in the answer.
+	Several       bool `protobuf:"varint,2,opt,name=several,proto3" json:"several,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -270,6 +292,13 @@ func (x *RenewRequest) GetCsr() []byte {
 	return nil
 }
 
+func (x *RenewRequest) GetSeveral() bool {
+	if x != nil {
+		return x.Several
+	}
+	return false
+}
+
 // RenewResponse has the new certificate.
 type RenewResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -277,6 +306,8 @@ type RenewResponse struct {
 	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	// Certificate of the fleet's authority in DER.
 	CaCertificate []byte `protobuf:"bytes,2,opt,name=ca_certificate,json=caCertificate,proto3" json:"ca_certificate,omitempty"`
+	// As in EnrollResponse.
+	Authorities   [][]byte `protobuf:"bytes,3,rep,name=authorities,proto3" json:"authorities,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -325,6 +356,96 @@ func (x *RenewResponse) GetCaCertificate() []byte {
 	return nil
 }
 
+func (x *RenewResponse) GetAuthorities() [][]byte {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+// ConfirmAuthoritiesRequest says what a router trusts.
+type ConfirmAuthoritiesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Names the authorities: SHA-256 of their public keys' SHA-256, sorted.
+	Authorities   []byte `protobuf:"bytes,1,opt,name=authorities,proto3" json:"authorities,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmAuthoritiesRequest) Reset() {
+	*x = ConfirmAuthoritiesRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmAuthoritiesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmAuthoritiesRequest) ProtoMessage() {}
+
+func (x *ConfirmAuthoritiesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmAuthoritiesRequest.ProtoReflect.Descriptor instead.
+func (*ConfirmAuthoritiesRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ConfirmAuthoritiesRequest) GetAuthorities() []byte {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+// ConfirmAuthoritiesResponse is empty.
+type ConfirmAuthoritiesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfirmAuthoritiesResponse) Reset() {
+	*x = ConfirmAuthoritiesResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfirmAuthoritiesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfirmAuthoritiesResponse) ProtoMessage() {}
+
+func (x *ConfirmAuthoritiesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfirmAuthoritiesResponse.ProtoReflect.Descriptor instead.
+func (*ConfirmAuthoritiesResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{6}
+}
+
 // GetAuthorityRequest is empty.
 type GetAuthorityRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -334,7 +455,7 @@ type GetAuthorityRequest struct {
 
 func (x *GetAuthorityRequest) Reset() {
 	*x = GetAuthorityRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -346,7 +467,7 @@ func (x *GetAuthorityRequest) String() string {
 func (*GetAuthorityRequest) ProtoMessage() {}
 
 func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[5]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -359,7 +480,7 @@ func (x *GetAuthorityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityRequest.ProtoReflect.Descriptor instead.
 func (*GetAuthorityRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{5}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{7}
 }
 
 // GetAuthorityResponse tells of the fleet's authority.
@@ -371,14 +492,25 @@ type GetAuthorityResponse struct {
 	// When its certificate, and with it every other one, ends.
 	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
 	// What is wrong or will soon be; empty if nothing.
-	Warning       string `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Warning string `protobuf:"bytes,3,opt,name=warning,proto3" json:"warning,omitempty"`
+	// All authorities that the fleet trusts, the oldest first: one, or two while
+	// one takes the place of the other.
+	Authorities []*Authority `protobuf:"bytes,4,rep,name=authorities,proto3" json:"authorities,omitempty"`
+	// Routers that have a key which is not revoked.
+	Routers uint32 `protobuf:"varint,5,opt,name=routers,proto3" json:"routers,omitempty"`
+	// Those of them that have not stored all authorities yet; 0 if there was never
+	// another one.
+	Unconfirmed uint32 `protobuf:"varint,6,opt,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
+	// Tokens and certificates of operators that will open nothing when the older
+	// authority is retired, as "operator/id".
+	EndingCredentials []string `protobuf:"bytes,7,rep,name=ending_credentials,json=endingCredentials,proto3" json:"ending_credentials,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *GetAuthorityResponse) Reset() {
 	*x = GetAuthorityResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +522,7 @@ func (x *GetAuthorityResponse) String() string {
 func (*GetAuthorityResponse) ProtoMessage() {}
 
 func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[6]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +535,7 @@ func (x *GetAuthorityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAuthorityResponse.ProtoReflect.Descriptor instead.
 func (*GetAuthorityResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{6}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetAuthorityResponse) GetPin() string {
@@ -423,6 +555,420 @@ func (x *GetAuthorityResponse) GetExpireTime() *timestamppb.Timestamp {
 func (x *GetAuthorityResponse) GetWarning() string {
 	if x != nil {
 		return x.Warning
+	}
+	return ""
+}
+
+func (x *GetAuthorityResponse) GetAuthorities() []*Authority {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
+}
+
+func (x *GetAuthorityResponse) GetRouters() uint32 {
+	if x != nil {
+		return x.Routers
+	}
+	return 0
+}
+
+func (x *GetAuthorityResponse) GetUnconfirmed() uint32 {
+	if x != nil {
+		return x.Unconfirmed
+	}
+	return 0
+}
+
+func (x *GetAuthorityResponse) GetEndingCredentials() []string {
+	if x != nil {
+		return x.EndingCredentials
+	}
+	return nil
+}
+
+// Authority is one that the fleet trusts.
+type Authority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of its public key in unpadded base64url.
+	Pin string `protobuf:"bytes,1,opt,name=pin,proto3" json:"pin,omitempty"`
+	// When its certificate ends.
+	ExpireTime *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expire_time,json=expireTime,proto3" json:"expire_time,omitempty"`
+	// Since when the fleet has it; absent for the first.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// Whether the controllers' certificates are of it.
+	Shows bool `protobuf:"varint,4,opt,name=shows,proto3" json:"shows,omitempty"`
+	// Whether new certificates of routers and operators are.
+	Signs         bool `protobuf:"varint,5,opt,name=signs,proto3" json:"signs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Authority) Reset() {
+	*x = Authority{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Authority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Authority) ProtoMessage() {}
+
+func (x *Authority) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Authority.ProtoReflect.Descriptor instead.
+func (*Authority) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Authority) GetPin() string {
+	if x != nil {
+		return x.Pin
+	}
+	return ""
+}
+
+func (x *Authority) GetExpireTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpireTime
+	}
+	return nil
+}
+
+func (x *Authority) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Authority) GetShows() bool {
+	if x != nil {
+		return x.Shows
+	}
+	return false
+}
+
+func (x *Authority) GetSigns() bool {
+	if x != nil {
+		return x.Signs
+	}
+	return false
+}
+
+// RotateAuthorityRequest is empty.
+type RotateAuthorityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAuthorityRequest) Reset() {
+	*x = RotateAuthorityRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAuthorityRequest) ProtoMessage() {}
+
+func (x *RotateAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*RotateAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{10}
+}
+
+// RotateAuthorityResponse has the new one.
+type RotateAuthorityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new authority.
+	Authority     *Authority `protobuf:"bytes,1,opt,name=authority,proto3" json:"authority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotateAuthorityResponse) Reset() {
+	*x = RotateAuthorityResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotateAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotateAuthorityResponse) ProtoMessage() {}
+
+func (x *RotateAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotateAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*RotateAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RotateAuthorityResponse) GetAuthority() *Authority {
+	if x != nil {
+		return x.Authority
+	}
+	return nil
+}
+
+// RetireAuthorityRequest says how careful to be.
+type RetireAuthorityRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whether routers that have not confirmed don't count. Each of them has to join
+	// again.
+	Force         bool `protobuf:"varint,1,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetireAuthorityRequest) Reset() {
+	*x = RetireAuthorityRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetireAuthorityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetireAuthorityRequest) ProtoMessage() {}
+
+func (x *RetireAuthorityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetireAuthorityRequest.ProtoReflect.Descriptor instead.
+func (*RetireAuthorityRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RetireAuthorityRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+// RetireAuthorityResponse says what became of the fleet.
+type RetireAuthorityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pin of the one that is not trusted any more.
+	RetiredPin string `protobuf:"bytes,1,opt,name=retired_pin,json=retiredPin,proto3" json:"retired_pin,omitempty"`
+	// The one that is left.
+	Authority *Authority `protobuf:"bytes,2,opt,name=authority,proto3" json:"authority,omitempty"`
+	// Routers that had not confirmed it.
+	Unconfirmed   uint32 `protobuf:"varint,3,opt,name=unconfirmed,proto3" json:"unconfirmed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetireAuthorityResponse) Reset() {
+	*x = RetireAuthorityResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetireAuthorityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetireAuthorityResponse) ProtoMessage() {}
+
+func (x *RetireAuthorityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetireAuthorityResponse.ProtoReflect.Descriptor instead.
+func (*RetireAuthorityResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RetireAuthorityResponse) GetRetiredPin() string {
+	if x != nil {
+		return x.RetiredPin
+	}
+	return ""
+}
+
+func (x *RetireAuthorityResponse) GetAuthority() *Authority {
+	if x != nil {
+		return x.Authority
+	}
+	return nil
+}
+
+func (x *RetireAuthorityResponse) GetUnconfirmed() uint32 {
+	if x != nil {
+		return x.Unconfirmed
+	}
+	return 0
+}
+
+// ListUnconfirmedRequest asks for a page.
+type ListUnconfirmedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most this many; 0 = 1000.
+	PageSize uint32 `protobuf:"varint,1,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// From the previous page.
+	PageToken     string `protobuf:"bytes,2,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUnconfirmedRequest) Reset() {
+	*x = ListUnconfirmedRequest{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUnconfirmedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUnconfirmedRequest) ProtoMessage() {}
+
+func (x *ListUnconfirmedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUnconfirmedRequest.ProtoReflect.Descriptor instead.
+func (*ListUnconfirmedRequest) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ListUnconfirmedRequest) GetPageSize() uint32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListUnconfirmedRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListUnconfirmedResponse is a page of routers.
+type ListUnconfirmedResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Their ids in order.
+	RouterIds []string `protobuf:"bytes,1,rep,name=router_ids,json=routerIds,proto3" json:"router_ids,omitempty"`
+	// For the next page; empty at the end.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListUnconfirmedResponse) Reset() {
+	*x = ListUnconfirmedResponse{}
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListUnconfirmedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListUnconfirmedResponse) ProtoMessage() {}
+
+func (x *ListUnconfirmedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListUnconfirmedResponse.ProtoReflect.Descriptor instead.
+func (*ListUnconfirmedResponse) Descriptor() ([]byte, []int) {
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListUnconfirmedResponse) GetRouterIds() []string {
+	if x != nil {
+		return x.RouterIds
+	}
+	return nil
+}
+
+func (x *ListUnconfirmedResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
 	}
 	return ""
 }
@@ -452,7 +998,7 @@ type PendingRouter struct {
 
 func (x *PendingRouter) Reset() {
 	*x = PendingRouter{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -464,7 +1010,7 @@ func (x *PendingRouter) String() string {
 func (*PendingRouter) ProtoMessage() {}
 
 func (x *PendingRouter) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[7]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -477,7 +1023,7 @@ func (x *PendingRouter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PendingRouter.ProtoReflect.Descriptor instead.
 func (*PendingRouter) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{7}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PendingRouter) GetFingerprint() string {
@@ -545,7 +1091,7 @@ type ListPendingRequest struct {
 
 func (x *ListPendingRequest) Reset() {
 	*x = ListPendingRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -557,7 +1103,7 @@ func (x *ListPendingRequest) String() string {
 func (*ListPendingRequest) ProtoMessage() {}
 
 func (x *ListPendingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -570,7 +1116,7 @@ func (x *ListPendingRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPendingRequest.ProtoReflect.Descriptor instead.
 func (*ListPendingRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{17}
 }
 
 // ListPendingResponse has the keys that wait.
@@ -587,7 +1133,7 @@ type ListPendingResponse struct {
 
 func (x *ListPendingResponse) Reset() {
 	*x = ListPendingResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -599,7 +1145,7 @@ func (x *ListPendingResponse) String() string {
 func (*ListPendingResponse) ProtoMessage() {}
 
 func (x *ListPendingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -612,7 +1158,7 @@ func (x *ListPendingResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPendingResponse.ProtoReflect.Descriptor instead.
 func (*ListPendingResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListPendingResponse) GetPending() []*PendingRouter {
@@ -649,7 +1195,7 @@ type ApproveRequest struct {
 
 func (x *ApproveRequest) Reset() {
 	*x = ApproveRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -661,7 +1207,7 @@ func (x *ApproveRequest) String() string {
 func (*ApproveRequest) ProtoMessage() {}
 
 func (x *ApproveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -674,7 +1220,7 @@ func (x *ApproveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveRequest.ProtoReflect.Descriptor instead.
 func (*ApproveRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ApproveRequest) GetFingerprint() string {
@@ -727,7 +1273,7 @@ type ApproveResponse struct {
 
 func (x *ApproveResponse) Reset() {
 	*x = ApproveResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +1285,7 @@ func (x *ApproveResponse) String() string {
 func (*ApproveResponse) ProtoMessage() {}
 
 func (x *ApproveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +1298,7 @@ func (x *ApproveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApproveResponse.ProtoReflect.Descriptor instead.
 func (*ApproveResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{11}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ApproveResponse) GetRouterId() string {
@@ -789,7 +1335,7 @@ type RejectRequest struct {
 
 func (x *RejectRequest) Reset() {
 	*x = RejectRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -801,7 +1347,7 @@ func (x *RejectRequest) String() string {
 func (*RejectRequest) ProtoMessage() {}
 
 func (x *RejectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -814,7 +1360,7 @@ func (x *RejectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectRequest.ProtoReflect.Descriptor instead.
 func (*RejectRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{12}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RejectRequest) GetFingerprint() string {
@@ -842,7 +1388,7 @@ type RejectResponse struct {
 
 func (x *RejectResponse) Reset() {
 	*x = RejectResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[13]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -854,7 +1400,7 @@ func (x *RejectResponse) String() string {
 func (*RejectResponse) ProtoMessage() {}
 
 func (x *RejectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[13]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -867,7 +1413,7 @@ func (x *RejectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectResponse.ProtoReflect.Descriptor instead.
 func (*RejectResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{13}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RejectResponse) GetFingerprint() string {
@@ -898,7 +1444,7 @@ type ProvisionedRouter struct {
 
 func (x *ProvisionedRouter) Reset() {
 	*x = ProvisionedRouter{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[14]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1456,7 @@ func (x *ProvisionedRouter) String() string {
 func (*ProvisionedRouter) ProtoMessage() {}
 
 func (x *ProvisionedRouter) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[14]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1469,7 @@ func (x *ProvisionedRouter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvisionedRouter.ProtoReflect.Descriptor instead.
 func (*ProvisionedRouter) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{14}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ProvisionedRouter) GetSerial() string {
@@ -972,7 +1518,7 @@ type ProvisionRequest struct {
 
 func (x *ProvisionRequest) Reset() {
 	*x = ProvisionRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[15]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1530,7 @@ func (x *ProvisionRequest) String() string {
 func (*ProvisionRequest) ProtoMessage() {}
 
 func (x *ProvisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[15]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1543,7 @@ func (x *ProvisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvisionRequest.ProtoReflect.Descriptor instead.
 func (*ProvisionRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{15}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ProvisionRequest) GetRouters() []*ProvisionedRouter {
@@ -1018,7 +1564,7 @@ type ProvisionResponse struct {
 
 func (x *ProvisionResponse) Reset() {
 	*x = ProvisionResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[16]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +1576,7 @@ func (x *ProvisionResponse) String() string {
 func (*ProvisionResponse) ProtoMessage() {}
 
 func (x *ProvisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[16]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +1589,7 @@ func (x *ProvisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProvisionResponse.ProtoReflect.Descriptor instead.
 func (*ProvisionResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{16}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ProvisionResponse) GetErrors() []string {
@@ -1066,7 +1612,7 @@ type ListProvisionedRequest struct {
 
 func (x *ListProvisionedRequest) Reset() {
 	*x = ListProvisionedRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[17]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1624,7 @@ func (x *ListProvisionedRequest) String() string {
 func (*ListProvisionedRequest) ProtoMessage() {}
 
 func (x *ListProvisionedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[17]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1637,7 @@ func (x *ListProvisionedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProvisionedRequest.ProtoReflect.Descriptor instead.
 func (*ListProvisionedRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{17}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListProvisionedRequest) GetPageSize() uint32 {
@@ -1121,7 +1667,7 @@ type ListProvisionedResponse struct {
 
 func (x *ListProvisionedResponse) Reset() {
 	*x = ListProvisionedResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[18]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1133,7 +1679,7 @@ func (x *ListProvisionedResponse) String() string {
 func (*ListProvisionedResponse) ProtoMessage() {}
 
 func (x *ListProvisionedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[18]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1146,7 +1692,7 @@ func (x *ListProvisionedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProvisionedResponse.ProtoReflect.Descriptor instead.
 func (*ListProvisionedResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{18}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListProvisionedResponse) GetRouters() []*ProvisionedRouter {
@@ -1174,7 +1720,7 @@ type UnprovisionRequest struct {
 
 func (x *UnprovisionRequest) Reset() {
 	*x = UnprovisionRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[19]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1186,7 +1732,7 @@ func (x *UnprovisionRequest) String() string {
 func (*UnprovisionRequest) ProtoMessage() {}
 
 func (x *UnprovisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[19]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1199,7 +1745,7 @@ func (x *UnprovisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprovisionRequest.ProtoReflect.Descriptor instead.
 func (*UnprovisionRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{19}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UnprovisionRequest) GetSerial() string {
@@ -1218,7 +1764,7 @@ type UnprovisionResponse struct {
 
 func (x *UnprovisionResponse) Reset() {
 	*x = UnprovisionResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[20]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1230,7 +1776,7 @@ func (x *UnprovisionResponse) String() string {
 func (*UnprovisionResponse) ProtoMessage() {}
 
 func (x *UnprovisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[20]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1243,7 +1789,7 @@ func (x *UnprovisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnprovisionResponse.ProtoReflect.Descriptor instead.
 func (*UnprovisionResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{20}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{29}
 }
 
 // Token is a join token without its secret.
@@ -1267,7 +1813,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[21]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1825,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[21]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1838,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{21}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Token) GetId() string {
@@ -1354,7 +1900,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[22]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1912,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[22]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1925,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{22}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateTokenRequest) GetRouterId() string {
@@ -1424,7 +1970,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[23]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1436,7 +1982,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[23]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1449,7 +1995,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{23}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -1479,7 +2025,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[24]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +2037,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[24]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +2050,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{24}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListTokensRequest) GetPageSize() uint32 {
@@ -1534,7 +2080,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[25]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1546,7 +2092,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[25]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1559,7 +2105,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{25}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1587,7 +2133,7 @@ type DeleteTokenRequest struct {
 
 func (x *DeleteTokenRequest) Reset() {
 	*x = DeleteTokenRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[26]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1599,7 +2145,7 @@ func (x *DeleteTokenRequest) String() string {
 func (*DeleteTokenRequest) ProtoMessage() {}
 
 func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[26]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1612,7 +2158,7 @@ func (x *DeleteTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{26}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DeleteTokenRequest) GetId() string {
@@ -1631,7 +2177,7 @@ type DeleteTokenResponse struct {
 
 func (x *DeleteTokenResponse) Reset() {
 	*x = DeleteTokenResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[27]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +2189,7 @@ func (x *DeleteTokenResponse) String() string {
 func (*DeleteTokenResponse) ProtoMessage() {}
 
 func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[27]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +2202,7 @@ func (x *DeleteTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokenResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{27}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{36}
 }
 
 // CreateTokensRequest says what the tokens are for.
@@ -1673,7 +2219,7 @@ type CreateTokensRequest struct {
 
 func (x *CreateTokensRequest) Reset() {
 	*x = CreateTokensRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[28]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +2231,7 @@ func (x *CreateTokensRequest) String() string {
 func (*CreateTokensRequest) ProtoMessage() {}
 
 func (x *CreateTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[28]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +2244,7 @@ func (x *CreateTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokensRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokensRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{28}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateTokensRequest) GetTokens() []*CreateTokenRequest {
@@ -1729,7 +2275,7 @@ type CreateTokensResponse struct {
 
 func (x *CreateTokensResponse) Reset() {
 	*x = CreateTokensResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[29]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +2287,7 @@ func (x *CreateTokensResponse) String() string {
 func (*CreateTokensResponse) ProtoMessage() {}
 
 func (x *CreateTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[29]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +2300,7 @@ func (x *CreateTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokensResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokensResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{29}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateTokensResponse) GetTokens() []*CreatedToken {
@@ -1786,7 +2332,7 @@ type CreatedToken struct {
 
 func (x *CreatedToken) Reset() {
 	*x = CreatedToken{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[30]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +2344,7 @@ func (x *CreatedToken) String() string {
 func (*CreatedToken) ProtoMessage() {}
 
 func (x *CreatedToken) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[30]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +2357,7 @@ func (x *CreatedToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatedToken.ProtoReflect.Descriptor instead.
 func (*CreatedToken) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{30}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CreatedToken) GetToken() *Token {
@@ -1848,7 +2394,7 @@ type DeleteTokensRequest struct {
 
 func (x *DeleteTokensRequest) Reset() {
 	*x = DeleteTokensRequest{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[31]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1860,7 +2406,7 @@ func (x *DeleteTokensRequest) String() string {
 func (*DeleteTokensRequest) ProtoMessage() {}
 
 func (x *DeleteTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[31]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1873,7 +2419,7 @@ func (x *DeleteTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokensRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTokensRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{31}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteTokensRequest) GetBatch() string {
@@ -1903,7 +2449,7 @@ type DeleteTokensResponse struct {
 
 func (x *DeleteTokensResponse) Reset() {
 	*x = DeleteTokensResponse{}
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[32]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2461,7 @@ func (x *DeleteTokensResponse) String() string {
 func (*DeleteTokensResponse) ProtoMessage() {}
 
 func (x *DeleteTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[32]
+	mi := &file_cakefleet_v1_enrollment_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2474,7 @@ func (x *DeleteTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTokensResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTokensResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{32}
+	return file_cakefleet_v1_enrollment_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteTokensResponse) GetDeleted() uint32 {
@@ -1949,32 +2495,68 @@ var File_cakefleet_v1_enrollment_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\n" +
-	"\x1dcakefleet/v1/enrollment.proto\x12\fcakefleet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"e\n" +
+	"\x1dcakefleet/v1/enrollment.proto\x12\fcakefleet.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x7f\n" +
 	"\rEnrollRequest\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x10\n" +
 	"\x03csr\x18\x02 \x01(\fR\x03csr\x12\x16\n" +
 	"\x06serial\x18\x03 \x01(\tR\x06serial\x12\x14\n" +
-	"\x05model\x18\x04 \x01(\tR\x05model\"\xa7\x01\n" +
+	"\x05model\x18\x04 \x01(\tR\x05model\x12\x18\n" +
+	"\aseveral\x18\x05 \x01(\bR\aseveral\"\xc9\x01\n" +
 	"\x0eEnrollResponse\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\x12 \n" +
 	"\vcertificate\x18\x02 \x01(\fR\vcertificate\x12%\n" +
 	"\x0eca_certificate\x18\x03 \x01(\fR\rcaCertificate\x12/\n" +
-	"\awaiting\x18\x04 \x01(\v2\x15.cakefleet.v1.WaitingR\awaiting\"g\n" +
+	"\awaiting\x18\x04 \x01(\v2\x15.cakefleet.v1.WaitingR\awaiting\x12 \n" +
+	"\vauthorities\x18\x05 \x03(\fR\vauthorities\"g\n" +
 	"\aWaiting\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12:\n" +
 	"\vretry_after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"retryAfter\" \n" +
+	"retryAfter\":\n" +
 	"\fRenewRequest\x12\x10\n" +
-	"\x03csr\x18\x01 \x01(\fR\x03csr\"X\n" +
+	"\x03csr\x18\x01 \x01(\fR\x03csr\x12\x18\n" +
+	"\aseveral\x18\x02 \x01(\bR\aseveral\"z\n" +
 	"\rRenewResponse\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12%\n" +
-	"\x0eca_certificate\x18\x02 \x01(\fR\rcaCertificate\"\x15\n" +
-	"\x13GetAuthorityRequest\"\x7f\n" +
+	"\x0eca_certificate\x18\x02 \x01(\fR\rcaCertificate\x12 \n" +
+	"\vauthorities\x18\x03 \x03(\fR\vauthorities\"=\n" +
+	"\x19ConfirmAuthoritiesRequest\x12 \n" +
+	"\vauthorities\x18\x01 \x01(\fR\vauthorities\"\x1c\n" +
+	"\x1aConfirmAuthoritiesResponse\"\x15\n" +
+	"\x13GetAuthorityRequest\"\xa5\x02\n" +
 	"\x14GetAuthorityResponse\x12\x10\n" +
 	"\x03pin\x18\x01 \x01(\tR\x03pin\x12;\n" +
 	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"expireTime\x12\x18\n" +
-	"\awarning\x18\x03 \x01(\tR\awarning\"\xcf\x02\n" +
+	"\awarning\x18\x03 \x01(\tR\awarning\x129\n" +
+	"\vauthorities\x18\x04 \x03(\v2\x17.cakefleet.v1.AuthorityR\vauthorities\x12\x18\n" +
+	"\arouters\x18\x05 \x01(\rR\arouters\x12 \n" +
+	"\vunconfirmed\x18\x06 \x01(\rR\vunconfirmed\x12-\n" +
+	"\x12ending_credentials\x18\a \x03(\tR\x11endingCredentials\"\xb8\x01\n" +
+	"\tAuthority\x12\x10\n" +
+	"\x03pin\x18\x01 \x01(\tR\x03pin\x12;\n" +
+	"\vexpire_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"expireTime\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05shows\x18\x04 \x01(\bR\x05shows\x12\x14\n" +
+	"\x05signs\x18\x05 \x01(\bR\x05signs\"\x18\n" +
+	"\x16RotateAuthorityRequest\"P\n" +
+	"\x17RotateAuthorityResponse\x125\n" +
+	"\tauthority\x18\x01 \x01(\v2\x17.cakefleet.v1.AuthorityR\tauthority\".\n" +
+	"\x16RetireAuthorityRequest\x12\x14\n" +
+	"\x05force\x18\x01 \x01(\bR\x05force\"\x93\x01\n" +
+	"\x17RetireAuthorityResponse\x12\x1f\n" +
+	"\vretired_pin\x18\x01 \x01(\tR\n" +
+	"retiredPin\x125\n" +
+	"\tauthority\x18\x02 \x01(\v2\x17.cakefleet.v1.AuthorityR\tauthority\x12 \n" +
+	"\vunconfirmed\x18\x03 \x01(\rR\vunconfirmed\"T\n" +
+	"\x16ListUnconfirmedRequest\x12\x1b\n" +
+	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x02 \x01(\tR\tpageToken\"`\n" +
+	"\x17ListUnconfirmedResponse\x12\x1d\n" +
+	"\n" +
+	"router_ids\x18\x01 \x03(\tR\trouterIds\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xcf\x02\n" +
 	"\rPendingRouter\x12 \n" +
 	"\vfingerprint\x18\x01 \x01(\tR\vfingerprint\x12\x16\n" +
 	"\x06serial\x18\x02 \x01(\tR\x06serial\x12\x14\n" +
@@ -2087,10 +2669,11 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"page_token\x18\x02 \x01(\tR\tpageToken\"X\n" +
 	"\x14DeleteTokensResponse\x12\x18\n" +
 	"\adeleted\x18\x01 \x01(\rR\adeleted\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x9a\x01\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken2\x83\x02\n" +
 	"\x11EnrollmentService\x12C\n" +
 	"\x06Enroll\x12\x1b.cakefleet.v1.EnrollRequest\x1a\x1c.cakefleet.v1.EnrollResponse\x12@\n" +
-	"\x05Renew\x12\x1a.cakefleet.v1.RenewRequest\x1a\x1b.cakefleet.v1.RenewResponse2\xc7\x04\n" +
+	"\x05Renew\x12\x1a.cakefleet.v1.RenewRequest\x1a\x1b.cakefleet.v1.RenewResponse\x12g\n" +
+	"\x12ConfirmAuthorities\x12'.cakefleet.v1.ConfirmAuthoritiesRequest\x1a(.cakefleet.v1.ConfirmAuthoritiesResponse2\xe7\x06\n" +
 	"\vJoinService\x12U\n" +
 	"\fGetAuthority\x12!.cakefleet.v1.GetAuthorityRequest\x1a\".cakefleet.v1.GetAuthorityResponse\x12R\n" +
 	"\vListPending\x12 .cakefleet.v1.ListPendingRequest\x1a!.cakefleet.v1.ListPendingResponse\x12F\n" +
@@ -2098,7 +2681,10 @@ const file_cakefleet_v1_enrollment_proto_rawDesc = "" +
 	"\x06Reject\x12\x1b.cakefleet.v1.RejectRequest\x1a\x1c.cakefleet.v1.RejectResponse\x12L\n" +
 	"\tProvision\x12\x1e.cakefleet.v1.ProvisionRequest\x1a\x1f.cakefleet.v1.ProvisionResponse\x12^\n" +
 	"\x0fListProvisioned\x12$.cakefleet.v1.ListProvisionedRequest\x1a%.cakefleet.v1.ListProvisionedResponse\x12R\n" +
-	"\vUnprovision\x12 .cakefleet.v1.UnprovisionRequest\x1a!.cakefleet.v1.UnprovisionResponse2\xb5\x03\n" +
+	"\vUnprovision\x12 .cakefleet.v1.UnprovisionRequest\x1a!.cakefleet.v1.UnprovisionResponse\x12^\n" +
+	"\x0fRotateAuthority\x12$.cakefleet.v1.RotateAuthorityRequest\x1a%.cakefleet.v1.RotateAuthorityResponse\x12^\n" +
+	"\x0fRetireAuthority\x12$.cakefleet.v1.RetireAuthorityRequest\x1a%.cakefleet.v1.RetireAuthorityResponse\x12^\n" +
+	"\x0fListUnconfirmed\x12$.cakefleet.v1.ListUnconfirmedRequest\x1a%.cakefleet.v1.ListUnconfirmedResponse2\xb5\x03\n" +
 	"\fTokenService\x12R\n" +
 	"\vCreateToken\x12 .cakefleet.v1.CreateTokenRequest\x1a!.cakefleet.v1.CreateTokenResponse\x12O\n" +
 	"\n" +
@@ -2119,102 +2705,124 @@ func file_cakefleet_v1_enrollment_proto_rawDescGZIP() []byte {
 	return file_cakefleet_v1_enrollment_proto_rawDescData
 }
 
-var file_cakefleet_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_cakefleet_v1_enrollment_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_cakefleet_v1_enrollment_proto_goTypes = []any{
-	(*EnrollRequest)(nil),           // 0: cakefleet.v1.EnrollRequest
-	(*EnrollResponse)(nil),          // 1: cakefleet.v1.EnrollResponse
-	(*Waiting)(nil),                 // 2: cakefleet.v1.Waiting
-	(*RenewRequest)(nil),            // 3: cakefleet.v1.RenewRequest
-	(*RenewResponse)(nil),           // 4: cakefleet.v1.RenewResponse
-	(*GetAuthorityRequest)(nil),     // 5: cakefleet.v1.GetAuthorityRequest
-	(*GetAuthorityResponse)(nil),    // 6: cakefleet.v1.GetAuthorityResponse
-	(*PendingRouter)(nil),           // 7: cakefleet.v1.PendingRouter
-	(*ListPendingRequest)(nil),      // 8: cakefleet.v1.ListPendingRequest
-	(*ListPendingResponse)(nil),     // 9: cakefleet.v1.ListPendingResponse
-	(*ApproveRequest)(nil),          // 10: cakefleet.v1.ApproveRequest
-	(*ApproveResponse)(nil),         // 11: cakefleet.v1.ApproveResponse
-	(*RejectRequest)(nil),           // 12: cakefleet.v1.RejectRequest
-	(*RejectResponse)(nil),          // 13: cakefleet.v1.RejectResponse
-	(*ProvisionedRouter)(nil),       // 14: cakefleet.v1.ProvisionedRouter
-	(*ProvisionRequest)(nil),        // 15: cakefleet.v1.ProvisionRequest
-	(*ProvisionResponse)(nil),       // 16: cakefleet.v1.ProvisionResponse
-	(*ListProvisionedRequest)(nil),  // 17: cakefleet.v1.ListProvisionedRequest
-	(*ListProvisionedResponse)(nil), // 18: cakefleet.v1.ListProvisionedResponse
-	(*UnprovisionRequest)(nil),      // 19: cakefleet.v1.UnprovisionRequest
-	(*UnprovisionResponse)(nil),     // 20: cakefleet.v1.UnprovisionResponse
-	(*Token)(nil),                   // 21: cakefleet.v1.Token
-	(*CreateTokenRequest)(nil),      // 22: cakefleet.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 23: cakefleet.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 24: cakefleet.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 25: cakefleet.v1.ListTokensResponse
-	(*DeleteTokenRequest)(nil),      // 26: cakefleet.v1.DeleteTokenRequest
-	(*DeleteTokenResponse)(nil),     // 27: cakefleet.v1.DeleteTokenResponse
-	(*CreateTokensRequest)(nil),     // 28: cakefleet.v1.CreateTokensRequest
-	(*CreateTokensResponse)(nil),    // 29: cakefleet.v1.CreateTokensResponse
-	(*CreatedToken)(nil),            // 30: cakefleet.v1.CreatedToken
-	(*DeleteTokensRequest)(nil),     // 31: cakefleet.v1.DeleteTokensRequest
-	(*DeleteTokensResponse)(nil),    // 32: cakefleet.v1.DeleteTokensResponse
-	nil,                             // 33: cakefleet.v1.ApproveRequest.LabelsEntry
-	nil,                             // 34: cakefleet.v1.ProvisionedRouter.LabelsEntry
-	nil,                             // 35: cakefleet.v1.Token.LabelsEntry
-	nil,                             // 36: cakefleet.v1.CreateTokenRequest.LabelsEntry
-	(*durationpb.Duration)(nil),     // 37: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),   // 38: google.protobuf.Timestamp
+	(*EnrollRequest)(nil),              // 0: cakefleet.v1.EnrollRequest
+	(*EnrollResponse)(nil),             // 1: cakefleet.v1.EnrollResponse
+	(*Waiting)(nil),                    // 2: cakefleet.v1.Waiting
+	(*RenewRequest)(nil),               // 3: cakefleet.v1.RenewRequest
+	(*RenewResponse)(nil),              // 4: cakefleet.v1.RenewResponse
+	(*ConfirmAuthoritiesRequest)(nil),  // 5: cakefleet.v1.ConfirmAuthoritiesRequest
+	(*ConfirmAuthoritiesResponse)(nil), // 6: cakefleet.v1.ConfirmAuthoritiesResponse
+	(*GetAuthorityRequest)(nil),        // 7: cakefleet.v1.GetAuthorityRequest
+	(*GetAuthorityResponse)(nil),       // 8: cakefleet.v1.GetAuthorityResponse
+	(*Authority)(nil),                  // 9: cakefleet.v1.Authority
+	(*RotateAuthorityRequest)(nil),     // 10: cakefleet.v1.RotateAuthorityRequest
+	(*RotateAuthorityResponse)(nil),    // 11: cakefleet.v1.RotateAuthorityResponse
+	(*RetireAuthorityRequest)(nil),     // 12: cakefleet.v1.RetireAuthorityRequest
+	(*RetireAuthorityResponse)(nil),    // 13: cakefleet.v1.RetireAuthorityResponse
+	(*ListUnconfirmedRequest)(nil),     // 14: cakefleet.v1.ListUnconfirmedRequest
+	(*ListUnconfirmedResponse)(nil),    // 15: cakefleet.v1.ListUnconfirmedResponse
+	(*PendingRouter)(nil),              // 16: cakefleet.v1.PendingRouter
+	(*ListPendingRequest)(nil),         // 17: cakefleet.v1.ListPendingRequest
+	(*ListPendingResponse)(nil),        // 18: cakefleet.v1.ListPendingResponse
+	(*ApproveRequest)(nil),             // 19: cakefleet.v1.ApproveRequest
+	(*ApproveResponse)(nil),            // 20: cakefleet.v1.ApproveResponse
+	(*RejectRequest)(nil),              // 21: cakefleet.v1.RejectRequest
+	(*RejectResponse)(nil),             // 22: cakefleet.v1.RejectResponse
+	(*ProvisionedRouter)(nil),          // 23: cakefleet.v1.ProvisionedRouter
+	(*ProvisionRequest)(nil),           // 24: cakefleet.v1.ProvisionRequest
+	(*ProvisionResponse)(nil),          // 25: cakefleet.v1.ProvisionResponse
+	(*ListProvisionedRequest)(nil),     // 26: cakefleet.v1.ListProvisionedRequest
+	(*ListProvisionedResponse)(nil),    // 27: cakefleet.v1.ListProvisionedResponse
+	(*UnprovisionRequest)(nil),         // 28: cakefleet.v1.UnprovisionRequest
+	(*UnprovisionResponse)(nil),        // 29: cakefleet.v1.UnprovisionResponse
+	(*Token)(nil),                      // 30: cakefleet.v1.Token
+	(*CreateTokenRequest)(nil),         // 31: cakefleet.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),        // 32: cakefleet.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),          // 33: cakefleet.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),         // 34: cakefleet.v1.ListTokensResponse
+	(*DeleteTokenRequest)(nil),         // 35: cakefleet.v1.DeleteTokenRequest
+	(*DeleteTokenResponse)(nil),        // 36: cakefleet.v1.DeleteTokenResponse
+	(*CreateTokensRequest)(nil),        // 37: cakefleet.v1.CreateTokensRequest
+	(*CreateTokensResponse)(nil),       // 38: cakefleet.v1.CreateTokensResponse
+	(*CreatedToken)(nil),               // 39: cakefleet.v1.CreatedToken
+	(*DeleteTokensRequest)(nil),        // 40: cakefleet.v1.DeleteTokensRequest
+	(*DeleteTokensResponse)(nil),       // 41: cakefleet.v1.DeleteTokensResponse
+	nil,                                // 42: cakefleet.v1.ApproveRequest.LabelsEntry
+	nil,                                // 43: cakefleet.v1.ProvisionedRouter.LabelsEntry
+	nil,                                // 44: cakefleet.v1.Token.LabelsEntry
+	nil,                                // 45: cakefleet.v1.CreateTokenRequest.LabelsEntry
+	(*durationpb.Duration)(nil),        // 46: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 47: google.protobuf.Timestamp
 }
 var file_cakefleet_v1_enrollment_proto_depIdxs = []int32{
 	2,  // 0: cakefleet.v1.EnrollResponse.waiting:type_name -> cakefleet.v1.Waiting
-	37, // 1: cakefleet.v1.Waiting.retry_after:type_name -> google.protobuf.Duration
-	38, // 2: cakefleet.v1.GetAuthorityResponse.expire_time:type_name -> google.protobuf.Timestamp
-	38, // 3: cakefleet.v1.PendingRouter.since:type_name -> google.protobuf.Timestamp
-	38, // 4: cakefleet.v1.PendingRouter.last_seen:type_name -> google.protobuf.Timestamp
-	14, // 5: cakefleet.v1.PendingRouter.provisioned:type_name -> cakefleet.v1.ProvisionedRouter
-	7,  // 6: cakefleet.v1.ListPendingResponse.pending:type_name -> cakefleet.v1.PendingRouter
-	33, // 7: cakefleet.v1.ApproveRequest.labels:type_name -> cakefleet.v1.ApproveRequest.LabelsEntry
-	34, // 8: cakefleet.v1.ProvisionedRouter.labels:type_name -> cakefleet.v1.ProvisionedRouter.LabelsEntry
-	14, // 9: cakefleet.v1.ProvisionRequest.routers:type_name -> cakefleet.v1.ProvisionedRouter
-	14, // 10: cakefleet.v1.ListProvisionedResponse.routers:type_name -> cakefleet.v1.ProvisionedRouter
-	38, // 11: cakefleet.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
-	35, // 12: cakefleet.v1.Token.labels:type_name -> cakefleet.v1.Token.LabelsEntry
-	37, // 13: cakefleet.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	36, // 14: cakefleet.v1.CreateTokenRequest.labels:type_name -> cakefleet.v1.CreateTokenRequest.LabelsEntry
-	21, // 15: cakefleet.v1.CreateTokenResponse.token:type_name -> cakefleet.v1.Token
-	21, // 16: cakefleet.v1.ListTokensResponse.tokens:type_name -> cakefleet.v1.Token
-	22, // 17: cakefleet.v1.CreateTokensRequest.tokens:type_name -> cakefleet.v1.CreateTokenRequest
-	30, // 18: cakefleet.v1.CreateTokensResponse.tokens:type_name -> cakefleet.v1.CreatedToken
-	21, // 19: cakefleet.v1.CreatedToken.token:type_name -> cakefleet.v1.Token
-	0,  // 20: cakefleet.v1.EnrollmentService.Enroll:input_type -> cakefleet.v1.EnrollRequest
-	3,  // 21: cakefleet.v1.EnrollmentService.Renew:input_type -> cakefleet.v1.RenewRequest
-	5,  // 22: cakefleet.v1.JoinService.GetAuthority:input_type -> cakefleet.v1.GetAuthorityRequest
-	8,  // 23: cakefleet.v1.JoinService.ListPending:input_type -> cakefleet.v1.ListPendingRequest
-	10, // 24: cakefleet.v1.JoinService.Approve:input_type -> cakefleet.v1.ApproveRequest
-	12, // 25: cakefleet.v1.JoinService.Reject:input_type -> cakefleet.v1.RejectRequest
-	15, // 26: cakefleet.v1.JoinService.Provision:input_type -> cakefleet.v1.ProvisionRequest
-	17, // 27: cakefleet.v1.JoinService.ListProvisioned:input_type -> cakefleet.v1.ListProvisionedRequest
-	19, // 28: cakefleet.v1.JoinService.Unprovision:input_type -> cakefleet.v1.UnprovisionRequest
-	22, // 29: cakefleet.v1.TokenService.CreateToken:input_type -> cakefleet.v1.CreateTokenRequest
-	24, // 30: cakefleet.v1.TokenService.ListTokens:input_type -> cakefleet.v1.ListTokensRequest
-	26, // 31: cakefleet.v1.TokenService.DeleteToken:input_type -> cakefleet.v1.DeleteTokenRequest
-	28, // 32: cakefleet.v1.TokenService.CreateTokens:input_type -> cakefleet.v1.CreateTokensRequest
-	31, // 33: cakefleet.v1.TokenService.DeleteTokens:input_type -> cakefleet.v1.DeleteTokensRequest
-	1,  // 34: cakefleet.v1.EnrollmentService.Enroll:output_type -> cakefleet.v1.EnrollResponse
-	4,  // 35: cakefleet.v1.EnrollmentService.Renew:output_type -> cakefleet.v1.RenewResponse
-	6,  // 36: cakefleet.v1.JoinService.GetAuthority:output_type -> cakefleet.v1.GetAuthorityResponse
-	9,  // 37: cakefleet.v1.JoinService.ListPending:output_type -> cakefleet.v1.ListPendingResponse
-	11, // 38: cakefleet.v1.JoinService.Approve:output_type -> cakefleet.v1.ApproveResponse
-	13, // 39: cakefleet.v1.JoinService.Reject:output_type -> cakefleet.v1.RejectResponse
-	16, // 40: cakefleet.v1.JoinService.Provision:output_type -> cakefleet.v1.ProvisionResponse
-	18, // 41: cakefleet.v1.JoinService.ListProvisioned:output_type -> cakefleet.v1.ListProvisionedResponse
-	20, // 42: cakefleet.v1.JoinService.Unprovision:output_type -> cakefleet.v1.UnprovisionResponse
-	23, // 43: cakefleet.v1.TokenService.CreateToken:output_type -> cakefleet.v1.CreateTokenResponse
-	25, // 44: cakefleet.v1.TokenService.ListTokens:output_type -> cakefleet.v1.ListTokensResponse
-	27, // 45: cakefleet.v1.TokenService.DeleteToken:output_type -> cakefleet.v1.DeleteTokenResponse
-	29, // 46: cakefleet.v1.TokenService.CreateTokens:output_type -> cakefleet.v1.CreateTokensResponse
-	32, // 47: cakefleet.v1.TokenService.DeleteTokens:output_type -> cakefleet.v1.DeleteTokensResponse
-	34, // [34:48] is the sub-list for method output_type
-	20, // [20:34] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	46, // 1: cakefleet.v1.Waiting.retry_after:type_name -> google.protobuf.Duration
+	47, // 2: cakefleet.v1.GetAuthorityResponse.expire_time:type_name -> google.protobuf.Timestamp
+	9,  // 3: cakefleet.v1.GetAuthorityResponse.authorities:type_name -> cakefleet.v1.Authority
+	47, // 4: cakefleet.v1.Authority.expire_time:type_name -> google.protobuf.Timestamp
+	47, // 5: cakefleet.v1.Authority.since:type_name -> google.protobuf.Timestamp
+	9,  // 6: cakefleet.v1.RotateAuthorityResponse.authority:type_name -> cakefleet.v1.Authority
+	9,  // 7: cakefleet.v1.RetireAuthorityResponse.authority:type_name -> cakefleet.v1.Authority
+	47, // 8: cakefleet.v1.PendingRouter.since:type_name -> google.protobuf.Timestamp
+	47, // 9: cakefleet.v1.PendingRouter.last_seen:type_name -> google.protobuf.Timestamp
+	23, // 10: cakefleet.v1.PendingRouter.provisioned:type_name -> cakefleet.v1.ProvisionedRouter
+	16, // 11: cakefleet.v1.ListPendingResponse.pending:type_name -> cakefleet.v1.PendingRouter
+	42, // 12: cakefleet.v1.ApproveRequest.labels:type_name -> cakefleet.v1.ApproveRequest.LabelsEntry
+	43, // 13: cakefleet.v1.ProvisionedRouter.labels:type_name -> cakefleet.v1.ProvisionedRouter.LabelsEntry
+	23, // 14: cakefleet.v1.ProvisionRequest.routers:type_name -> cakefleet.v1.ProvisionedRouter
+	23, // 15: cakefleet.v1.ListProvisionedResponse.routers:type_name -> cakefleet.v1.ProvisionedRouter
+	47, // 16: cakefleet.v1.Token.expire_time:type_name -> google.protobuf.Timestamp
+	44, // 17: cakefleet.v1.Token.labels:type_name -> cakefleet.v1.Token.LabelsEntry
+	46, // 18: cakefleet.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	45, // 19: cakefleet.v1.CreateTokenRequest.labels:type_name -> cakefleet.v1.CreateTokenRequest.LabelsEntry
+	30, // 20: cakefleet.v1.CreateTokenResponse.token:type_name -> cakefleet.v1.Token
+	30, // 21: cakefleet.v1.ListTokensResponse.tokens:type_name -> cakefleet.v1.Token
+	31, // 22: cakefleet.v1.CreateTokensRequest.tokens:type_name -> cakefleet.v1.CreateTokenRequest
+	39, // 23: cakefleet.v1.CreateTokensResponse.tokens:type_name -> cakefleet.v1.CreatedToken
+	30, // 24: cakefleet.v1.CreatedToken.token:type_name -> cakefleet.v1.Token
+	0,  // 25: cakefleet.v1.EnrollmentService.Enroll:input_type -> cakefleet.v1.EnrollRequest
+	3,  // 26: cakefleet.v1.EnrollmentService.Renew:input_type -> cakefleet.v1.RenewRequest
+	5,  // 27: cakefleet.v1.EnrollmentService.ConfirmAuthorities:input_type -> cakefleet.v1.ConfirmAuthoritiesRequest
+	7,  // 28: cakefleet.v1.JoinService.GetAuthority:input_type -> cakefleet.v1.GetAuthorityRequest
+	17, // 29: cakefleet.v1.JoinService.ListPending:input_type -> cakefleet.v1.ListPendingRequest
+	19, // 30: cakefleet.v1.JoinService.Approve:input_type -> cakefleet.v1.ApproveRequest
+	21, // 31: cakefleet.v1.JoinService.Reject:input_type -> cakefleet.v1.RejectRequest
+	24, // 32: cakefleet.v1.JoinService.Provision:input_type -> cakefleet.v1.ProvisionRequest
+	26, // 33: cakefleet.v1.JoinService.ListProvisioned:input_type -> cakefleet.v1.ListProvisionedRequest
+	28, // 34: cakefleet.v1.JoinService.Unprovision:input_type -> cakefleet.v1.UnprovisionRequest
+	10, // 35: cakefleet.v1.JoinService.RotateAuthority:input_type -> cakefleet.v1.RotateAuthorityRequest
+	12, // 36: cakefleet.v1.JoinService.RetireAuthority:input_type -> cakefleet.v1.RetireAuthorityRequest
+	14, // 37: cakefleet.v1.JoinService.ListUnconfirmed:input_type -> cakefleet.v1.ListUnconfirmedRequest
+	31, // 38: cakefleet.v1.TokenService.CreateToken:input_type -> cakefleet.v1.CreateTokenRequest
+	33, // 39: cakefleet.v1.TokenService.ListTokens:input_type -> cakefleet.v1.ListTokensRequest
+	35, // 40: cakefleet.v1.TokenService.DeleteToken:input_type -> cakefleet.v1.DeleteTokenRequest
+	37, // 41: cakefleet.v1.TokenService.CreateTokens:input_type -> cakefleet.v1.CreateTokensRequest
+	40, // 42: cakefleet.v1.TokenService.DeleteTokens:input_type -> cakefleet.v1.DeleteTokensRequest
+	1,  // 43: cakefleet.v1.EnrollmentService.Enroll:output_type -> cakefleet.v1.EnrollResponse
+	4,  // 44: cakefleet.v1.EnrollmentService.Renew:output_type -> cakefleet.v1.RenewResponse
+	6,  // 45: cakefleet.v1.EnrollmentService.ConfirmAuthorities:output_type -> cakefleet.v1.ConfirmAuthoritiesResponse
+	8,  // 46: cakefleet.v1.JoinService.GetAuthority:output_type -> cakefleet.v1.GetAuthorityResponse
+	18, // 47: cakefleet.v1.JoinService.ListPending:output_type -> cakefleet.v1.ListPendingResponse
+	20, // 48: cakefleet.v1.JoinService.Approve:output_type -> cakefleet.v1.ApproveResponse
+	22, // 49: cakefleet.v1.JoinService.Reject:output_type -> cakefleet.v1.RejectResponse
+	25, // 50: cakefleet.v1.JoinService.Provision:output_type -> cakefleet.v1.ProvisionResponse
+	27, // 51: cakefleet.v1.JoinService.ListProvisioned:output_type -> cakefleet.v1.ListProvisionedResponse
+	29, // 52: cakefleet.v1.JoinService.Unprovision:output_type -> cakefleet.v1.UnprovisionResponse
+	11, // 53: cakefleet.v1.JoinService.RotateAuthority:output_type -> cakefleet.v1.RotateAuthorityResponse
+	13, // 54: cakefleet.v1.JoinService.RetireAuthority:output_type -> cakefleet.v1.RetireAuthorityResponse
+	15, // 55: cakefleet.v1.JoinService.ListUnconfirmed:output_type -> cakefleet.v1.ListUnconfirmedResponse
+	32, // 56: cakefleet.v1.TokenService.CreateToken:output_type -> cakefleet.v1.CreateTokenResponse
+	34, // 57: cakefleet.v1.TokenService.ListTokens:output_type -> cakefleet.v1.ListTokensResponse
+	36, // 58: cakefleet.v1.TokenService.DeleteToken:output_type -> cakefleet.v1.DeleteTokenResponse
+	38, // 59: cakefleet.v1.TokenService.CreateTokens:output_type -> cakefleet.v1.CreateTokensResponse
+	41, // 60: cakefleet.v1.TokenService.DeleteTokens:output_type -> cakefleet.v1.DeleteTokensResponse
+	43, // [43:61] is the sub-list for method output_type
+	25, // [25:43] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_enrollment_proto_init() }
@@ -2228,7 +2836,7 @@ func file_cakefleet_v1_enrollment_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_enrollment_proto_rawDesc), len(file_cakefleet_v1_enrollment_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -19,8 +19,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	EnrollmentService_Enroll_FullMethodName = "/cakefleet.v1.EnrollmentService/Enroll"
-	EnrollmentService_Renew_FullMethodName  = "/cakefleet.v1.EnrollmentService/Renew"
+	EnrollmentService_Enroll_FullMethodName             = "/cakefleet.v1.EnrollmentService/Enroll"
+	EnrollmentService_Renew_FullMethodName              = "/cakefleet.v1.EnrollmentService/Renew"
+	EnrollmentService_ConfirmAuthorities_FullMethodName = "/cakefleet.v1.EnrollmentService/ConfirmAuthorities"
 )
 
 // EnrollmentServiceClient is the client API for EnrollmentService service.
@@ -41,6 +42,9 @@ type EnrollmentServiceClient interface {
 	// Renew gives a new certificate for the key of the client certificate.
 	// PERMISSION_DENIED if the router was removed or revoked, or has another key.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
+	// ConfirmAuthorities says which authorities a router trusts, after it has
+	// stored them: see Settings.authorities.
+	ConfirmAuthorities(ctx context.Context, in *ConfirmAuthoritiesRequest, opts ...grpc.CallOption) (*ConfirmAuthoritiesResponse, error)
 }
 
 type enrollmentServiceClient struct {
@@ -71,6 +75,16 @@ func (c *enrollmentServiceClient) Renew(ctx context.Context, in *RenewRequest, o
 	return out, nil
 }
 
+func (c *enrollmentServiceClient) ConfirmAuthorities(ctx context.Context, in *ConfirmAuthoritiesRequest, opts ...grpc.CallOption) (*ConfirmAuthoritiesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ConfirmAuthoritiesResponse)
+	err := c.cc.Invoke(ctx, EnrollmentService_ConfirmAuthorities_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EnrollmentServiceServer is the server API for EnrollmentService service.
 // All implementations must embed UnimplementedEnrollmentServiceServer
 // for forward compatibility.
@@ -89,6 +103,9 @@ type EnrollmentServiceServer interface {
 	// Renew gives a new certificate for the key of the client certificate.
 	// PERMISSION_DENIED if the router was removed or revoked, or has another key.
 	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
+	// ConfirmAuthorities says which authorities a router trusts, after it has
+	// stored them: see Settings.authorities.
+	ConfirmAuthorities(context.Context, *ConfirmAuthoritiesRequest) (*ConfirmAuthoritiesResponse, error)
 	mustEmbedUnimplementedEnrollmentServiceServer()
 }
 
@@ -104,6 +121,9 @@ func (UnimplementedEnrollmentServiceServer) Enroll(context.Context, *EnrollReque
 }
 func (UnimplementedEnrollmentServiceServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
+}
+func (UnimplementedEnrollmentServiceServer) ConfirmAuthorities(context.Context, *ConfirmAuthoritiesRequest) (*ConfirmAuthoritiesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ConfirmAuthorities not implemented")
 }
 func (UnimplementedEnrollmentServiceServer) mustEmbedUnimplementedEnrollmentServiceServer() {}
 func (UnimplementedEnrollmentServiceServer) testEmbeddedByValue()                           {}
@@ -162,6 +182,24 @@ func _EnrollmentService_Renew_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _EnrollmentService_ConfirmAuthorities_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ConfirmAuthoritiesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EnrollmentServiceServer).ConfirmAuthorities(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: EnrollmentService_ConfirmAuthorities_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EnrollmentServiceServer).ConfirmAuthorities(ctx, req.(*ConfirmAuthoritiesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // EnrollmentService_ServiceDesc is the grpc.ServiceDesc for EnrollmentService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -177,6 +215,10 @@ var EnrollmentService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "Renew",
 			Handler:    _EnrollmentService_Renew_Handler,
 		},
+		{
+			MethodName: "ConfirmAuthorities",
+			Handler:    _EnrollmentService_ConfirmAuthorities_Handler,
+		},
 	},
 	Streams:  []grpc.StreamDesc{},
 	Metadata: "cakefleet/v1/enrollment.proto",
@@ -190,6 +232,9 @@ const (
 	JoinService_Provision_FullMethodName       = "/cakefleet.v1.JoinService/Provision"
 	JoinService_ListProvisioned_FullMethodName = "/cakefleet.v1.JoinService/ListProvisioned"
 	JoinService_Unprovision_FullMethodName     = "/cakefleet.v1.JoinService/Unprovision"
+	JoinService_RotateAuthority_FullMethodName = "/cakefleet.v1.JoinService/RotateAuthority"
+	JoinService_RetireAuthority_FullMethodName = "/cakefleet.v1.JoinService/RetireAuthority"
+	JoinService_ListUnconfirmed_FullMethodName = "/cakefleet.v1.JoinService/ListUnconfirmed"
 )
 
 // JoinServiceClient is the client API for JoinService service.
@@ -214,6 +259,16 @@ type JoinServiceClient interface {
 	ListProvisioned(ctx context.Context, in *ListProvisionedRequest, opts ...grpc.CallOption) (*ListProvisionedResponse, error)
 	// Unprovision takes an announcement back.
 	Unprovision(ctx context.Context, in *UnprovisionRequest, opts ...grpc.CallOption) (*UnprovisionResponse, error)
+	// RotateAuthority makes another authority beside the fleet's, which signs new
+	// certificates from then on. FAILED_PRECONDITION while there is one already.
+	RotateAuthority(ctx context.Context, in *RotateAuthorityRequest, opts ...grpc.CallOption) (*RotateAuthorityResponse, error)
+	// RetireAuthority ends the trust in the authority from before
+	// RotateAuthority. FAILED_PRECONDITION while there is no other one, and while
+	// routers have not confirmed it, unless it is forced.
+	RetireAuthority(ctx context.Context, in *RetireAuthorityRequest, opts ...grpc.CallOption) (*RetireAuthorityResponse, error)
+	// ListUnconfirmed returns the routers that have not confirmed the
+	// authorities that the fleet has now.
+	ListUnconfirmed(ctx context.Context, in *ListUnconfirmedRequest, opts ...grpc.CallOption) (*ListUnconfirmedResponse, error)
 }
 
 type joinServiceClient struct {
@@ -294,6 +349,36 @@ func (c *joinServiceClient) Unprovision(ctx context.Context, in *UnprovisionRequ
 	return out, nil
 }
 
+func (c *joinServiceClient) RotateAuthority(ctx context.Context, in *RotateAuthorityRequest, opts ...grpc.CallOption) (*RotateAuthorityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RotateAuthorityResponse)
+	err := c.cc.Invoke(ctx, JoinService_RotateAuthority_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) RetireAuthority(ctx context.Context, in *RetireAuthorityRequest, opts ...grpc.CallOption) (*RetireAuthorityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RetireAuthorityResponse)
+	err := c.cc.Invoke(ctx, JoinService_RetireAuthority_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *joinServiceClient) ListUnconfirmed(ctx context.Context, in *ListUnconfirmedRequest, opts ...grpc.CallOption) (*ListUnconfirmedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListUnconfirmedResponse)
+	err := c.cc.Invoke(ctx, JoinService_ListUnconfirmed_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // JoinServiceServer is the server API for JoinService service.
 // All implementations must embed UnimplementedJoinServiceServer
 // for forward compatibility.
@@ -316,6 +401,16 @@ type JoinServiceServer interface {
 	ListProvisioned(context.Context, *ListProvisionedRequest) (*ListProvisionedResponse, error)
 	// Unprovision takes an announcement back.
 	Unprovision(context.Context, *UnprovisionRequest) (*UnprovisionResponse, error)
+	// RotateAuthority makes another authority beside the fleet's, which signs new
+	// certificates from then on. FAILED_PRECONDITION while there is one already.
+	RotateAuthority(context.Context, *RotateAuthorityRequest) (*RotateAuthorityResponse, error)
+	// RetireAuthority ends the trust in the authority from before
+	// RotateAuthority. FAILED_PRECONDITION while there is no other one, and while
+	// routers have not confirmed it, unless it is forced.
+	RetireAuthority(context.Context, *RetireAuthorityRequest) (*RetireAuthorityResponse, error)
+	// ListUnconfirmed returns the routers that have not confirmed the
+	// authorities that the fleet has now.
+	ListUnconfirmed(context.Context, *ListUnconfirmedRequest) (*ListUnconfirmedResponse, error)
 	mustEmbedUnimplementedJoinServiceServer()
 }
 
@@ -346,6 +441,15 @@ func (UnimplementedJoinServiceServer) ListProvisioned(context.Context, *ListProv
 }
 func (UnimplementedJoinServiceServer) Unprovision(context.Context, *UnprovisionRequest) (*UnprovisionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Unprovision not implemented")
+}
+func (UnimplementedJoinServiceServer) RotateAuthority(context.Context, *RotateAuthorityRequest) (*RotateAuthorityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RotateAuthority not implemented")
+}
+func (UnimplementedJoinServiceServer) RetireAuthority(context.Context, *RetireAuthorityRequest) (*RetireAuthorityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetireAuthority not implemented")
+}
+func (UnimplementedJoinServiceServer) ListUnconfirmed(context.Context, *ListUnconfirmedRequest) (*ListUnconfirmedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListUnconfirmed not implemented")
 }
 func (UnimplementedJoinServiceServer) mustEmbedUnimplementedJoinServiceServer() {}
 func (UnimplementedJoinServiceServer) testEmbeddedByValue()                     {}
@@ -494,6 +598,60 @@ func _JoinService_Unprovision_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _JoinService_RotateAuthority_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RotateAuthorityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).RotateAuthority(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_RotateAuthority_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).RotateAuthority(ctx, req.(*RotateAuthorityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_RetireAuthority_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetireAuthorityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).RetireAuthority(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_RetireAuthority_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).RetireAuthority(ctx, req.(*RetireAuthorityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _JoinService_ListUnconfirmed_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListUnconfirmedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JoinServiceServer).ListUnconfirmed(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: JoinService_ListUnconfirmed_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JoinServiceServer).ListUnconfirmed(ctx, req.(*ListUnconfirmedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // JoinService_ServiceDesc is the grpc.ServiceDesc for JoinService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -528,6 +686,18 @@ var JoinService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Unprovision",
 			Handler:    _JoinService_Unprovision_Handler,
+		},
+		{
+			MethodName: "RotateAuthority",
+			Handler:    _JoinService_RotateAuthority_Handler,
+		},
+		{
+			MethodName: "RetireAuthority",
+			Handler:    _JoinService_RetireAuthority_Handler,
+		},
+		{
+			MethodName: "ListUnconfirmed",
+			Handler:    _JoinService_ListUnconfirmed_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

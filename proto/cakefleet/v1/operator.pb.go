@@ -1021,6 +1021,8 @@ type CreateOperatorCertificateResponse struct {
 	Certificate []byte `protobuf:"bytes,2,opt,name=certificate,proto3" json:"certificate,omitempty"`
 	// The fleet's authority, in DER.
 	CaCertificate []byte `protobuf:"bytes,3,opt,name=ca_certificate,json=caCertificate,proto3" json:"ca_certificate,omitempty"`
+	// All authorities of the fleet in DER, of which the doors may show any.
+	Authorities   [][]byte `protobuf:"bytes,4,rep,name=authorities,proto3" json:"authorities,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1072,6 +1074,13 @@ func (x *CreateOperatorCertificateResponse) GetCertificate() []byte {
 func (x *CreateOperatorCertificateResponse) GetCaCertificate() []byte {
 	if x != nil {
 		return x.CaCertificate
+	}
+	return nil
+}
+
+func (x *CreateOperatorCertificateResponse) GetAuthorities() [][]byte {
+	if x != nil {
+		return x.Authorities
 	}
 	return nil
 }
@@ -1243,13 +1252,14 @@ const file_cakefleet_v1_operator_proto_rawDesc = "" +
 	" CreateOperatorCertificateRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
 	"\x03csr\x18\x02 \x01(\fR\x03csr\x12\x12\n" +
-	"\x04note\x18\x03 \x01(\tR\x04note\"\xae\x01\n" +
+	"\x04note\x18\x03 \x01(\tR\x04note\"\xd0\x01\n" +
 	"!CreateOperatorCertificateResponse\x12@\n" +
 	"\n" +
 	"credential\x18\x01 \x01(\v2 .cakefleet.v1.OperatorCredentialR\n" +
 	"credential\x12 \n" +
 	"\vcertificate\x18\x02 \x01(\fR\vcertificate\x12%\n" +
-	"\x0eca_certificate\x18\x03 \x01(\fR\rcaCertificate\"E\n" +
+	"\x0eca_certificate\x18\x03 \x01(\fR\rcaCertificate\x12 \n" +
+	"\vauthorities\x18\x04 \x03(\fR\vauthorities\"E\n" +
 	"\x1fRevokeOperatorCredentialRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"V\n" +

@@ -542,7 +542,12 @@ type Settings struct {
 	// agent whose first attempt fails spreads the next ones over it.
 	ReconnectSpread *durationpb.Duration `protobuf:"bytes,5,opt,name=reconnect_spread,json=reconnectSpread,proto3" json:"reconnect_spread,omitempty"`
 	// Names who counts what reports say, a life of a controller; for Report.again.
-	Origin        string `protobuf:"bytes,20,opt,name=origin,proto3" json:"origin,omitempty"`
+	Origin string `protobuf:"bytes,20,opt,name=origin,proto3" json:"origin,omitempty"`
+	// Names the authorities that the fleet trusts, as
+	// ConfirmAuthoritiesRequest.authorities does, if the router has not confirmed
+	// them. One that has others renews its certificate, which brings them, within
+	// reconnect_spread; then, or if it has them, it confirms.
+	Authorities   []byte `protobuf:"bytes,21,opt,name=authorities,proto3" json:"authorities,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -617,6 +622,13 @@ func (x *Settings) GetOrigin() string {
 		return x.Origin
 	}
 	return ""
+}
+
+func (x *Settings) GetAuthorities() []byte {
+	if x != nil {
+		return x.Authorities
+	}
+	return nil
 }
 
 // Probe asks an agent to measure the delay to a host.
@@ -1029,14 +1041,15 @@ const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\x04link\x18\x04 \x01(\v2\x12.cakefleet.v1.LinkR\x04link\x12@\n" +
 	"\x0econfirm_within\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rconfirmWithin\x12>\n" +
 	"\rexpires_after\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter\x12&\n" +
-	"\x04then\x18\a \x01(\v2\x12.cakefleet.v1.LinkR\x04then\"\xab\x02\n" +
+	"\x04then\x18\a \x01(\v2\x12.cakefleet.v1.LinkR\x04then\"\xcd\x02\n" +
 	"\bSettings\x12B\n" +
 	"\x0freport_interval\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x0ereportInterval\x12 \n" +
 	"\vdifferences\x18\x02 \x01(\bR\vdifferences\x120\n" +
 	"\x05clock\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05clock\x12)\n" +
 	"\x05probe\x18\x04 \x01(\v2\x13.cakefleet.v1.ProbeR\x05probe\x12D\n" +
 	"\x10reconnect_spread\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x0freconnectSpread\x12\x16\n" +
-	"\x06origin\x18\x14 \x01(\tR\x06origin\"R\n" +
+	"\x06origin\x18\x14 \x01(\tR\x06origin\x12 \n" +
+	"\vauthorities\x18\x15 \x01(\fR\vauthorities\"R\n" +
 	"\x05Probe\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x125\n" +
 	"\binterval\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\binterval\"9\n" +
