@@ -18,13 +18,15 @@ BUILD = GOOS=linux CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)'
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test lint generate fuzz bench bench-engine lab build cross clean
+.PHONY: help demo test test-machine lint generate fuzz bench bench-engine lab build cross clean
 
 help:
 	@echo 'make demo       a controller and three routers on this machine, real packets, a plan'
 	@echo '                changed while traffic runs (root, about 90 s; KEEP=1 leaves it running);'
 	@echo '                ROLLOUT=1: twelve routers, and changes in stages, a good and two bad ones'
 	@echo 'make test       unit, race, end to end, big-endian 32-bit; says what it skipped and why'
+	@echo 'make test-machine  tests of the kernel data plane on another kernel, in a machine of its own:'
+	@echo '                KERNEL=debian, sid (the newest; cake_mq) or mips (the lab'"'"'s)'
 	@echo 'make lint       vet, golangci-lint, gofumpt, go mod tidy, buf, generated code up to date'
 	@echo 'make build      the four programs for this machine, in bin/'
 	@echo 'make cross      the agent for every kind of router and the rest for servers, in bin/'
@@ -48,6 +50,12 @@ demo: build
 
 test:
 	@$(GO) run ./test/suite
+
+# TESTS='./test/netns:^TestVLAN$$ ./agent/probe': others.
+KERNEL ?= debian
+TESTS ?= ./agent/dataplane/kernel
+test-machine:
+	@$(GO) run ./test/machine --kernel $(KERNEL) --env CAKEFLEET_REQUIRE_CAKE=1 --env CAKEFLEET_REQUIRE_NETNS=1 $(foreach t,$(TESTS),'$(t)')
 
 lint:
 	$(GO) vet ./...

@@ -16,23 +16,6 @@ import (
 	"github.com/cakefleet/cakefleet/deploy/lab/row"
 )
 
-// TestCPIO unpacks what writeCPIO wrote with the cpio of the system.
-func TestCPIO(t *testing.T) {
-	if _, err := exec.LookPath("cpio"); err != nil {
-		t.Skip("skipped: cpio is not installed")
-	}
-	var b bytes.Buffer
-	if err := writeCPIO(&b, []entry{{name: "bin", mode: modeDir}, {"bin/a", modeFile, []byte("hello")}, {"bin/b", modeFile, []byte("12345678")}}); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("cpio", "--list", "--quiet")
-	cmd.Stdin = &b
-	out, err := cmd.CombinedOutput()
-	if err != nil || string(out) != "bin\nbin/a\nbin/b\n" {
-		t.Errorf("cpio lists %q, error %v", out, err)
-	}
-}
-
 func TestHighest(t *testing.T) {
 	for n := range 30 {
 		for limit := -1; limit < n; limit++ {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/cakefleet/cakefleet/deploy/lab/row"
+	"github.com/cakefleet/cakefleet/internal/initrd"
 )
 
 const (
@@ -33,7 +34,7 @@ const (
 // machine is what every boot has in common.
 type machine struct {
 	kernel  string
-	files   []entry
+	files   []initrd.Entry
 	work    string
 	console io.Writer // nil: only what goes wrong is shown
 	profile *profiler // nil: off
@@ -101,8 +102,8 @@ func (m *machine) boot(ctx context.Context, o row.Order, mips int) (*row.Result,
 		return nil, err
 	}
 	defer os.Remove(f.Name())
-	files := append(slices.Clip(m.files), entry{"etc/order.json", modeFile, order})
-	if err := errors.Join(writeCPIO(f, files), f.Close()); err != nil {
+	files := append(slices.Clip(m.files), initrd.Entry{Name: "etc/order.json", Mode: initrd.ModeFile, Body: order})
+	if err := errors.Join(initrd.Write(f, files), f.Close()); err != nil {
 		return nil, err
 	}
 	args, err := m.arguments(f.Name(), mips)
@@ -174,10 +175,10 @@ func tail(s string, lines int) string {
 }
 
 // fileSystem is what the machine boots into.
-func fileSystem(bin string) ([]entry, error) {
-	var files []entry
+func fileSystem(bin string) ([]initrd.Entry, error) {
+	var files []initrd.Entry
 	for _, d := range []string{"bin", "dev", "etc", "proc", "run", "sys", "tmp"} {
-		files = append(files, entry{name: d, mode: modeDir})
+		files = append(files, initrd.Entry{Name: d, Mode: initrd.ModeDir})
 	}
 	for name, file := range map[string]string{
 		"init": "guest-mips", "bin/guest-plain": "guest-plain-mips",
@@ -187,7 +188,7 @@ func fileSystem(bin string) ([]entry, error) {
 		if err != nil {
 			return nil, err
 		}
-		files = append(files, entry{name, modeFile, b})
+		files = append(files, initrd.Entry{Name: name, Mode: initrd.ModeFile, Body: b})
 	}
 	return files, nil
 }

@@ -13,6 +13,8 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+
+	"github.com/cakefleet/cakefleet/deploy/lab/kernel"
 )
 
 func main() {
@@ -20,7 +22,7 @@ func main() {
 	flag.BoolVar(&o.all, "all", false, "every row, not only the essential ones")
 	flag.StringVar(&o.only, "only", "", "only rows whose names match this `regexp`")
 	flag.StringVar(&o.out, "out", "out/lab", "`directory` for the table, the picture and what is built")
-	flag.StringVar(&o.kernel, "kernel", os.Getenv("CAKEFLEET_LAB_KERNEL"), "kernel image `file`, vmlinux or vmlinux.xz (env CAKEFLEET_LAB_KERNEL)")
+	flag.StringVar(&o.kernel, "kernel", os.Getenv(kernel.Env), "kernel image `file`, vmlinux or vmlinux.xz (env "+kernel.Env+")")
 	flag.Func("agent-env", "`NAME=VALUE` for the agent, may be given again", func(s string) error {
 		o.agentEnv = append(o.agentEnv, s)
 		return nil

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cakefleet/cakefleet/deploy/lab/kernel"
 	"github.com/cakefleet/cakefleet/deploy/lab/row"
 )
 
@@ -184,7 +185,7 @@ func run(ctx context.Context, o options) error {
 	if err := os.MkdirAll(o.out, 0o755); err != nil {
 		return err
 	}
-	kernel, err := findKernel(o)
+	image, err := kernel.Find(o.kernel, o.out)
 	if err != nil {
 		return err
 	}
@@ -195,7 +196,7 @@ func run(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	m := machine{kernel: kernel, files: files, work: o.out}
+	m := machine{kernel: image, files: files, work: o.out}
 	if o.verbose {
 		m.console = os.Stderr
 	}

@@ -14,8 +14,17 @@ import (
 
 // Veth joins two namespaces (or twice the same) with a pair of links, both up.
 func Veth(a *Namespace, aLink string, b *Namespace, bLink string) error {
+	return VethQueues(a, aLink, b, bLink, 0)
+}
+
+// VethQueues is Veth whose first link has so many queues each way; with 0 it has
+// the kernel's own number.
+func VethQueues(a *Namespace, aLink string, b *Namespace, bLink string, queues int) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = aLink
+	if queues > 0 {
+		attrs.NumTxQueues, attrs.NumRxQueues = queues, queues
+	}
 	pair := &netlink.Veth{LinkAttrs: attrs, PeerName: bLink, PeerNamespace: netlink.NsFd(int(b.ns))}
 	if err := a.nl.LinkAdd(pair); err != nil {
 		return fmt.Errorf("make veth %s/%s to %s/%s: %w", a.Name, aLink, b.Name, bLink, err)

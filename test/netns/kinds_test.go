@@ -227,7 +227,7 @@ func TestVLAN(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := h.router.VLAN("eth9", "wan", 7); err != nil {
-		t.Skipf("skipped: this kernel has no VLANs: %v", err)
+		testnet.Skip(t, fmt.Sprintf("this kernel has no VLANs: %v", err))
 	}
 	err = errors.Join(
 		h.far.VLAN("eth0", "eth0.7", 7),
@@ -262,7 +262,7 @@ func TestFault108(t *testing.T) {
 	} {
 		if c.fwmark == 0xff00 {
 			if err := h.router.MarkConnections(0x400); err != nil { // the fourth tin
-				t.Skipf("skipped: this kernel can't mark connections: %v", err)
+				testnet.Skip(t, fmt.Sprintf("this kernel can't mark connections: %v", err))
 			}
 		}
 		l.Down.Fwmark, l.Up.Fwmark = c.fwmark, c.fwmark

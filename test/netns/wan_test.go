@@ -3,6 +3,7 @@ package netns
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -219,7 +220,7 @@ func (h *home) dial(t *testing.T, number uint16) (hangUp func()) {
 	t.Helper()
 	near, far, err := testnet.PPPoE(number, h.router, "modem", "wan", h.far, "eth0", "ppp-home")
 	if err != nil {
-		t.Skipf("skipped: this kernel has no PPPoE: %v", err)
+		testnet.Skip(t, fmt.Sprintf("this kernel has no PPPoE: %v", err))
 	}
 	hangUp = func() {
 		if err := errors.Join(near.Close(), far.Close()); err != nil {

@@ -70,13 +70,14 @@ func goUntil(ctx context.Context, s step, out io.Writer, with func() syscall.Sig
 	if isTest {
 		args = slices.Insert(args, 1, "-json", "-timeout="+s.limit.String())
 	}
+	hasEvents := isTest || slices.Contains(args, "--json")
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Env = append(os.Environ(), s.env...)
 	cmd.Stdout, cmd.Stderr = out, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, with()) }
 	cmd.WaitDelay = 30 * time.Second
-	if !isTest {
+	if !hasEvents {
 		return result{err: cmd.Run()}
 	}
 	// Not cmd's own pipe: its reader would wait for whatever a test has left

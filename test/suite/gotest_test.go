@@ -186,3 +186,35 @@ func (s *stopper) Write(b []byte) (int, error) {
 }
 
 func (s *stopper) WriteString(text string) (int, error) { return s.Write([]byte(text)) }
+
+// A step that can't be got ready is skipped for the reason that it gives, and
+// one whose command prints events is read as tests are.
+func TestReady(t *testing.T) {
+	t.Chdir(t.TempDir())
+	t.Setenv("GOFLAGS", "")
+	t.Setenv("GOWORK", "off")
+	for name, text := range map[string]string{
+		"go.mod": "module ready\n\ngo 1.26\n",
+		"main.go": "package main\n\nimport \"os\"\n\nfunc main() {\n" +
+			"\tif os.Args[1] == \"--json\" {\n\t\tprint := os.Stdout.WriteString\n" +
+			"\t\tprint(`" + events("m/p", "TestGood", "pass") + "`)\n\t\treturn\n\t}\n" +
+			"\tif os.Args[1] == \"--prepare\" {\n\t\tprintln(\"fetching it\")\n\t\tprintln(\"machine: kernel x: there is none\")\n\t\tos.Exit(2)\n\t}\n}\n",
+	} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if why := getReady(t.Context(), step{ready: []string{"run", ".", "--prepare"}}); why != "kernel x: there is none" {
+		t.Errorf("the reason is %q", why)
+	}
+	for _, ready := range [][]string{nil, {"run", ".", "--fine"}} {
+		if why := getReady(t.Context(), step{ready: ready}); why != "" {
+			t.Errorf("%v: %q", ready, why)
+		}
+	}
+	var out strings.Builder
+	res := goUntil(t.Context(), step{args: []string{"run", ".", "--json"}}, &out, func() syscall.Signal { return syscall.SIGTERM })
+	if res.err != nil || res.passed != 1 {
+		t.Errorf("%d tests passed, error %v:\n%s", res.passed, res.err, &out)
+	}
+}

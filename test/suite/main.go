@@ -4,6 +4,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -33,6 +34,7 @@ type step struct {
 	root  bool          // without root it is skipped
 	env   []string      // for the go command
 	args  []string      // of the go command
+	ready []string      // of a go command before it: without its success it is skipped, for the reason that it prints
 	limit time.Duration // for each package; 0: it runs no tests
 }
 
@@ -51,6 +53,8 @@ var (
 	compiler = tool{"gcc", "gcc libc6-dev"} // the race detector links with it
 	qemu     = tool{"qemu-mips", "qemu-user"}
 	qemuLE   = tool{"qemu-mipsel", "qemu-user"}
+	machines = tool{"qemu-system-x86_64", "qemu-system-x86"}
+	malta    = tool{"qemu-system-mips", "qemu-system-mips"}
 	squashfs = tool{"mksquashfs", "squashfs-tools"}
 	promtool = tool{"promtool", "prometheus"}
 
@@ -90,8 +94,35 @@ func steps(pkgs packages) []step {
 		{name: "a fleet under faults", args: append([]string{"test", "-count=1"}, pkgs.fleet...), limit: 15 * time.Minute},
 		{name: "remote-write to Prometheus and VictoriaMetrics", tools: clusters, args: []string{"test", "-count=1", "-run", "TestRemoteWrite", "./controller/history"}, limit: 10 * time.Minute},
 		{name: "rules and queries with promtool", tools: []tool{promtool}, args: []string{"test", "-count=1", "-run", "Promtool", "./deploy/prometheus", "./controller/promapi"}, limit: 10 * time.Minute},
+		// Kernels that have what this one may lack. Where they are emulated, they
+		// are some twenty times slower.
+		onMachine("on Debian's kernel", "debian", machines, onDebian),
+		onMachine("on the lab's big-endian kernel", "mips", malta, onMIPS),
 		// One package at a time: they measure, and share the machine's cores.
 		{name: "end to end on real packets", root: true, args: append([]string{"test", "-p=1", "-count=1"}, pkgs.netns...), limit: 20 * time.Minute},
+	}
+}
+
+// onDebian and onMIPS are what machines of their own run, see test/machine:
+// whatever has to do with a kernel and is not about speed.
+var (
+	onDebian = []string{
+		"./agent/dataplane/...", "./agent/probe", "./internal/testnet:^TestRouter$",
+		"./test/netns:^(TestVLAN|TestPPPoE|TestPPPoEKinds|TestFault108|TestKinds)$",
+	}
+	onMIPS = []string{"./agent/dataplane/kernel", "./agent/dataplane/internal/...", "./agent/dataplane/auto"}
+)
+
+// onMachine is a step of tests on another kernel, where nothing has to skip for
+// want of something in it.
+func onMachine(name, kernel string, qemu tool, pkgs []string) step {
+	const limit = 20 * time.Minute
+	command := []string{"run", "./test/machine", "--kernel", kernel}
+	return step{
+		name: name, tools: []tool{qemu}, limit: limit,
+		ready: append(slices.Clip(command), "--prepare"),
+		args: append(append(slices.Clip(command), "--json", "--short", "--limit", limit.String(),
+			"--env", "CAKEFLEET_REQUIRE_CAKE=1", "--env", "CAKEFLEET_REQUIRE_NETNS=1"), pkgs...),
 	}
 }
 
@@ -109,7 +140,7 @@ func run(ctx context.Context) bool {
 			continue
 		}
 		fmt.Printf("\n== %s\n", s.name)
-		if why := cmp.Or(needsRoot(s), install(ctx, s.tools)); why != "" {
+		if why := cmp.Or(needsRoot(s), install(ctx, s.tools), getReady(ctx, s)); why != "" {
 			if slices.Contains(s.args, "-race") {
 				// The same tests still have something to say without it.
 				r.skip(s.name, why+"; they ran without it")
@@ -133,6 +164,28 @@ func needsRoot(s step) string {
 		return "needs root for network namespaces; run it as root"
 	}
 	return ""
+}
+
+// getReady returns why a step can't run, by the word of the command that gets
+// it ready.
+func getReady(ctx context.Context, s step) string {
+	if s.ready == nil {
+		return ""
+	}
+	ctx, done := context.WithTimeout(ctx, building)
+	defer done()
+	cmd := exec.CommandContext(ctx, "go", s.ready...)
+	cmd.WaitDelay = 30 * time.Second
+	out, err := cmd.CombinedOutput()
+	if err == nil {
+		return ""
+	}
+	for line := range strings.Lines(string(out)) {
+		if why, ok := strings.CutPrefix(line, "machine: "); ok {
+			return strings.TrimSpace(why)
+		}
+	}
+	return fmt.Sprintf("%v: %s", err, bytes.TrimSpace(out))
 }
 
 // install makes sure that the tools are there and returns why they are not.

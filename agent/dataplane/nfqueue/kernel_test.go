@@ -3,6 +3,7 @@ package nfqueue
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -458,7 +459,7 @@ func TestRestore(t *testing.T) {
 			q, r := w.open(t, Config{MaxLen: 100, Copy: ShortCopy})
 			near, far := w.udp(t, c.near, c.far)
 			if err := w.near.MarkConnections(0x12345678); err != nil {
-				t.Skipf("skipped: this kernel can't mark connections: %v", err)
+				testnet.Skip(t, fmt.Sprintf("this kernel can't mark connections: %v", err))
 			}
 			both := func(restore uint32) {
 				t.Helper()
