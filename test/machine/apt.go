@@ -35,7 +35,7 @@ func newApt(dir, release string) (apt, error) {
 	var a apt
 	for _, o := range []string{
 		"Dir::Etc::SourceList=" + sources, "Dir::Etc::SourceParts=-", "Dir::Etc::Preferences=-", "Dir::Etc::PreferencesParts=-",
-		"Dir::State::Lists=" + lists, "Dir::State::Status=/dev/null", "Dir::Cache::pkgcache=", "Dir::Cache::srcpkgcache=",
+		"Dir::State::Lists=" + lists, "Dir::State::Status=/dev/null", "Dir::Cache=" + dir,
 	} {
 		a.options = append(a.options, "-o", o)
 	}
@@ -62,8 +62,12 @@ func (d deb) String() string { return d.name + "=" + d.version }
 
 // fetch returns a folder with the files of a package, and of those that it needs
 // whose names match, as far as they are wanted. What was fetched before is not
-// fetched again.
+// fetched again: without its folder there will be a newer one.
 func (a apt) fetch(ctx context.Context, dir, pkg, needs string, want func(name string) bool) (string, error) {
+	old, _ := filepath.Glob(filepath.Join(dir, pkg+"_*")) // the pattern is good
+	if len(old) > 0 {
+		return old[len(old)-1], nil
+	}
 	if _, err := exec.LookPath("apt-get"); err != nil {
 		return "", errors.New("it is fetched from Debian's archive, and this is not a Debian")
 	}
@@ -84,9 +88,6 @@ func (a apt) fetchKnown(ctx context.Context, dir, pkg, needs string, want func(n
 		return "", err
 	}
 	to := filepath.Join(dir, debs[0].name+"_"+strings.ReplaceAll(debs[0].version, ":", "%3a"))
-	if _, err := os.Stat(to); err == nil {
-		return to, nil
-	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
@@ -119,30 +120,31 @@ func (a apt) fetchKnown(ctx context.Context, dir, pkg, needs string, want func(n
 func (a apt) closure(ctx context.Context, pkg string, match *regexp.Regexp) ([]deb, error) {
 	var all []deb
 	seen := map[string]bool{pkg: true}
-	for queue := []string{pkg}; len(queue) > 0; queue = queue[1:] {
-		text, err := a.run(ctx, ".", "apt-cache", "show", "--no-all-versions", queue[0])
+	for ask := []string{pkg}; len(ask) > 0; {
+		text, err := a.run(ctx, ".", "apt-cache", append([]string{"show", "--no-all-versions"}, ask...)...)
 		if err != nil {
 			return nil, err
 		}
-		d := deb{name: queue[0]}
+		ask = nil
 		for line := range strings.Lines(text) {
 			field, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
 			switch field {
+			case "Package":
+				all = append(all, deb{name: value})
 			case "Version":
-				d.version = value
+				all[len(all)-1].version = value
 			case "Depends", "Pre-Depends":
 				for _, name := range needed(value) {
 					if match.MatchString(name) && !seen[name] {
 						seen[name] = true
-						queue = append(queue, name)
+						ask = append(ask, name)
 					}
 				}
 			}
 		}
-		if d.version == "" {
-			return nil, fmt.Errorf("apt knows no package %s", d.name)
-		}
-		all = append(all, d)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("apt knows no package %s", pkg)
 	}
 	return all, nil
 }

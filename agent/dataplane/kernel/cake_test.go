@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"embed"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -18,9 +19,11 @@ import (
 
 // testdata has messages about qdiscs as Linux 6.1 on a big-endian 32-bit MIPS
 // gave them, and what tc(8) showed of the same: NAME.hex, NAME.txt, NAME.json.
-// It is in the test's binary, because the lab has nothing else.
+// It is in the test's binary, because the lab has nothing else. In mq are
+// messages about cake_mq with its queues, one a line, from Linux 7.2 on amd64,
+// and what tc(8) 7.3 showed of all of them.
 //
-//go:embed testdata/*.hex testdata/*.txt testdata/*.json
+//go:embed testdata/*.hex testdata/*.txt testdata/*.json testdata/mq
 var testdata embed.FS
 
 // listing is the qdisc as tc -s and tc -j -s show it.
@@ -29,6 +32,9 @@ func listing(q qdisc) (text, json string) {
 	st.Config, _ = decodeOptions(q.options.Attrs())
 	decodeStats(q.stats, &st)
 	hdr := engine.Header{Handle: fmt.Sprintf("%x:", q.handle>>16), Refcnt: int(q.refcnt)}
+	if q.parent != parentRoot {
+		hdr.Parent = fmt.Sprintf("%x:%x", q.parent>>16, q.parent&0xffff)
+	}
 	return string(st.AppendText(nil, hdr)), "[" + string(st.AppendJSON(nil, hdr)) + "]\n"
 }
 
@@ -45,13 +51,18 @@ func recordings(tb testing.TB) map[string][]byte {
 		if err != nil {
 			tb.Fatal(err)
 		}
-		b, err := hex.DecodeString(strings.TrimSpace(string(text)))
-		if err != nil {
-			tb.Fatalf("%s: %v", f, err)
-		}
-		all[strings.TrimSuffix(f, ".hex")] = b
+		all[strings.TrimSuffix(f, ".hex")] = unhex(tb, string(text))
 	}
 	return all
+}
+
+func unhex(tb testing.TB, text string) []byte {
+	tb.Helper()
+	b, err := hex.DecodeString(strings.TrimSpace(text))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return b
 }
 
 func wantListing(t *testing.T, name string, order nlmsg.Order, body []byte) {
@@ -82,6 +93,109 @@ func TestFault086(t *testing.T) {
 			wantListing(t, name, nlmsg.LittleEndian(), tr.qdisc(body))
 		}
 	}
+}
+
+// TestFault132_Recorded decodes cake_mq as Linux 7.2 lists it, in the byte order
+// of the recording and in the other one: tc(8) shows of it and of each queue what
+// we read, and the sums of the queues are the kernel's.
+func TestFault132_Recorded(t *testing.T) {
+	for _, name := range []string{"plain-diffserv4", "odd-diffserv8"} {
+		for _, order := range []nlmsg.Order{nlmsg.LittleEndian(), nlmsg.BigEndian()} {
+			w := recordedMQ(t, name, order)
+			text, head := listing(*w.root)
+			lines := strings.SplitAfterN(text, "\n", 4) // what it has of its own
+			text, head = mqKind(strings.Join(lines[:3], "")), mqKind(head)
+			var queues strings.Builder
+			for _, q := range w.queues {
+				t, j := listing(q)
+				text += t
+				queues.WriteString("," + strings.TrimSuffix(strings.TrimPrefix(j, "["), "]\n"))
+			}
+			if diff := cmp.Diff(readMQ(t, name+".txt"), text); diff != "" {
+				t.Errorf("%s, %v (-tc +ours):\n%s", name, order, diff)
+			}
+			own, rest, _ := strings.Cut(readMQ(t, name+".json"), `},{"kind":"cake",`)
+			if !strings.HasPrefix(head, own) {
+				t.Errorf("%s, %v: tc shows %s, we %s", name, order, own, head)
+			}
+			if diff := cmp.Diff(`,{"kind":"cake",`+rest, queues.String()+"]\n"); diff != "" {
+				t.Errorf("%s, %v (-tc +ours):\n%s", name, order, diff)
+			}
+			wantSums(t, name, w)
+		}
+	}
+}
+
+// wantSums wants the sums of the queues to be what the kernel has in cake_mq
+// itself, and those of the tins what tc shows.
+func wantSums(t *testing.T, name string, w *world) {
+	t.Helper()
+	var got, want engine.Stats
+	new(running).pollUp(w, &got)
+	decodeStats(w.root.stats, &want)
+	if got.SentPackets != want.SentPackets || got.SentBytes != want.SentBytes || got.Drops != want.Drops || got.Overlimits != want.Overlimits {
+		t.Errorf("%s: sums %+v, the kernel's %+v", name, got, want)
+	}
+	var shown []struct {
+		Tins []struct {
+			Packets uint64 `json:"sent_packets"`
+			Marks   uint64 `json:"ecn_mark"`
+		}
+	}
+	if err := json.Unmarshal([]byte(readMQ(t, name+".json")), &shown); err != nil {
+		t.Fatal(err)
+	}
+	var packets, marks [engine.MaxTins]uint64
+	for _, q := range shown {
+		for i, tin := range q.Tins {
+			packets[i] += tin.Packets
+			marks[i] += tin.Marks
+		}
+	}
+	for i, tin := range got.Tins {
+		if tin.Packets != packets[i] || tin.Marks != marks[i] {
+			t.Errorf("%s, tin %d: %d packets and %d marks, tc shows %d and %d", name, i, tin.Packets, tin.Marks, packets[i], marks[i])
+		}
+	}
+}
+
+// mqKind is a listing of cake as one of cake_mq.
+func mqKind(text string) string {
+	return strings.NewReplacer("qdisc cake ", "qdisc cake_mq ", `"kind":"cake"`, `"kind":"cake_mq"`).Replace(text)
+}
+
+func readMQ(t *testing.T, file string) string {
+	t.Helper()
+	b, err := testdata.ReadFile("testdata/mq/" + file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return olderText(string(b))
+}
+
+// recordedMQ is a recording of cake_mq in a byte order.
+func recordedMQ(t *testing.T, name string, order nlmsg.Order) *world {
+	t.Helper()
+	w := new(world)
+	for _, line := range strings.Fields(readMQ(t, name+".hex")) {
+		body := unhex(t, line)
+		if order != nlmsg.LittleEndian() {
+			body = transcoder{from: nlmsg.LittleEndian(), to: order}.qdisc(body)
+		}
+		q, ok := decodeQdisc(order, nlmsg.Message{Type: unix.RTM_NEWQDISC, Body: body})
+		if !ok {
+			t.Fatalf("not a qdisc: %x", body)
+		}
+		if q.parent == parentRoot {
+			w.root = &q
+		} else {
+			w.queues = append(w.queues, q)
+		}
+	}
+	if !isCake(w.root) || w.root.kind != "cake_mq" || len(w.queues) != 4 {
+		t.Fatalf("%s: %+v with %d queues", name, w.root, len(w.queues))
+	}
+	return w
 }
 
 // TestFault129 decodes 64-bit values that are aligned to 4 bytes only, with
