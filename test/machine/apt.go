@@ -105,8 +105,11 @@ func (a apt) fetchKnown(ctx context.Context, dir, pkg, needs string, want func(n
 		return "", err
 	}
 	files, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil || len(files) != len(debs) {
-		return "", fmt.Errorf("apt-get has fetched %d packages of %d (%v)", len(files), len(debs), err)
+	if err != nil {
+		return "", err
+	}
+	if len(files) != len(debs) {
+		return "", fmt.Errorf("apt-get has fetched %d packages of %d", len(files), len(debs))
 	}
 	for _, f := range files {
 		if err := unpack(ctx, f, filepath.Join(tmp, "files"), want); err != nil {

@@ -177,7 +177,7 @@ func readMQ(t *testing.T, file string) string {
 func recordedMQ(t *testing.T, name string, order nlmsg.Order) *world {
 	t.Helper()
 	w := new(world)
-	for _, line := range strings.Fields(readMQ(t, name+".hex")) {
+	for line := range strings.FieldsSeq(readMQ(t, name+".hex")) {
 		body := unhex(t, line)
 		if order != nlmsg.LittleEndian() {
 			body = transcoder{from: nlmsg.LittleEndian(), to: order}.qdisc(body)

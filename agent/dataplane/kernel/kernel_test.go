@@ -417,8 +417,8 @@ func (h home) compare(t *testing.T, d *Dataplane) {
 	}
 }
 
-// newer is what tc(8) shows since Linux 7.0 had cake_mq: how many of its queues
-// have packets.
+// newer is what tc(8) shows of a kernel with cake_mq: how many queues share the
+// rate.
 var newer = regexp.MustCompile(`(?m)^ active queues: .*\n|"active_queues":\d+,`)
 
 // olderText is a listing as tc(8) showed it before, and we do.
