@@ -323,3 +323,21 @@ func TestFleet070_AgentsComeAndGo(t *testing.T) {
 	}
 	t.Logf("bytes that live after each round: %d", after)
 }
+
+// One change of one subscriber allocates the same in a small fleet as in one of
+// ten times its size: nothing in its way goes over the fleet.
+func TestFleet080_CostOfOneChange(t *testing.T) {
+	each := func(n int) float64 {
+		f := newBenchFleet(t, n)
+		f.connect(t, n)
+		defer f.close()
+		f.change(t)
+		c, _ := f.change(t)
+		return float64(c.objects) / float64(c.changes)
+	}
+	small, large := each(changesPerRound), each(10*changesPerRound)
+	if large > small*1.1 {
+		t.Errorf("%.1f objects for each change in a large fleet, %.1f in a small one", large, small)
+	}
+	t.Logf("%.1f objects for each change in a large fleet, %.1f in a small one", large, small)
+}
