@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"strconv"
 	"strings"
 )
 
@@ -74,18 +75,19 @@ func Begin(dir, name string) (*Record, error) {
 
 // read understands what the agent before has left.
 func (r *Record) read(note string, kills uint64) Previous {
-	var p Previous
-	var before uint64
-	if _, err := fmt.Sscan(note, &p.Count, &before); err != nil {
-		p.Count, before = 0, kills // torn: it ran, at least
+	count, before, _ := strings.Cut(strings.TrimSpace(note), " ")
+	n, errCount := strconv.Atoi(count)
+	killsThen, err := strconv.ParseUint(before, 10, 64)
+	if errCount != nil || err != nil {
+		n, killsThen = 0, kills // torn: it ran, at least
 	}
-	p.Count++
+	p := Previous{Count: n + 1}
 	switch said := r.said(); {
 	case strings.HasPrefix(said, errorPrefix):
 		p.Reason, p.Message = Error, strings.TrimPrefix(said, errorPrefix)
 	case said != "":
 		p.Reason, p.Message = Panic, said
-	case kills > before:
+	case kills > killsThen:
 		p.Reason, p.Message = OutOfMemory, "the router ran out of memory, and the kernel killed it or another program"
 	default:
 		p.Reason, p.Message = Killed, "it was killed and could say nothing"
@@ -164,9 +166,8 @@ func killsForMemory() uint64 {
 	if err != nil {
 		return 0
 	}
-	var n uint64
 	_, rest, _ := bytes.Cut(text, []byte("\noom_kill "))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
-	_, _ = fmt.Sscan(string(line), &n) // 0 if there is none
+	n, _ := strconv.ParseUint(string(line), 10, 64) // 0 if there is none
 	return n
 }

@@ -23,7 +23,7 @@ func TestMendKnowsThisGo(t *testing.T) {
 		"mips64le": {"sys_linux_mips64x.s": "$1000000, R4"},
 		"arm64":    nil,
 	} {
-		path, err := writeOverlay(goroot, t.TempDir(), arch)
+		path, err := writeOverlay(goroot, t.TempDir(), arch, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
