@@ -250,9 +250,19 @@ func (n *Namespace) MarkConnections(mark uint32) error {
 // FlowTable makes a flow table of links, as a firewall with flow offload does.
 // Nothing is put there before UseFlowTable.
 func (n *Namespace) FlowTable(table, name string, links ...string) error {
+	return n.makeFlowTable(table, name, 0, links)
+}
+
+// HardwareFlowTable is FlowTable for what links do by themselves. The kernel
+// refuses it for links that can't.
+func (n *Namespace) HardwareFlowTable(table, name string, links ...string) error {
+	return n.makeFlowTable(table, name, nftables.FlowtableFlagsHWOffload, links)
+}
+
+func (n *Namespace) makeFlowTable(table, name string, flags nftables.FlowtableFlags, links []string) error {
 	return n.flowTable(table, name, func(c *nftables.Conn, t *nftables.Table) {
 		c.AddFlowtable(&nftables.Flowtable{
-			Table: t, Name: name, Devices: links,
+			Table: t, Name: name, Devices: links, Flags: flags,
 			Hooknum: nftables.FlowtableHookIngress, Priority: nftables.FlowtablePriorityFilter,
 		})
 	})

@@ -270,6 +270,17 @@ func TestFlowTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	look("")
+	// A veth has no hardware: the kernel refuses, and nothing must be told, or it
+	// takes the flag and does it in software.
+	if err := near.HardwareFlowTable("fw4", "hw", "wan"); err != nil {
+		t.Logf("this kernel makes no hardware flow table of a veth: %v", err)
+		look("")
+		return
+	}
+	if err := near.UseFlowTable("fw4", "hw"); err != nil {
+		t.Fatal(err)
+	}
+	look("hardware flow offload is on (flow table hw of table fw4)")
 }
 
 func TestBelow(t *testing.T) {
