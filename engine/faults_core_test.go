@@ -6,6 +6,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -364,4 +365,46 @@ func TestFault076_MarkOnlyECT(t *testing.T) {
 			t.Errorf("ECN %d: %d marks, %d drops", ecn, marks, drops)
 		}
 	}
+}
+
+// TestFault125_ManyInstances wants a hundred schedulers, as a machine with many
+// lines has, to take a hundred times what one does, idle and after load, within
+// the size of sch_cake's.
+func TestFault125_ManyInstances(t *testing.T) {
+	const instances, kernel = 100, 722632
+	inUse := func() int {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	c := DefaultConfig()
+	c.Rate, c.MemoryLimit = 10e6, 1<<20
+	before := inUse()
+	var all []*Scheduler
+	for i := range instances {
+		s, err := New(0, c, Options{Seed: uint64(i)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, s)
+	}
+	fresh := (inUse() - before) / instances
+	for _, s := range all {
+		for i := range uint32(100) {
+			s.Enqueue(Time(i)*1e6, flowPacket(1+i%10))
+		}
+		for now := Time(0); ; {
+			if now = s.NextSend(); now == Never {
+				break
+			}
+			s.Dequeue(now)
+		}
+	}
+	used := (inUse() - before) / instances
+	t.Logf("%d bytes each, %d after load", fresh, used)
+	if most := kernel / 2; fresh > most || used > most {
+		t.Errorf("%d bytes each, %d after load, want at most %d", fresh, used, most)
+	}
+	runtime.KeepAlive(all)
 }

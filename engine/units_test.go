@@ -166,3 +166,27 @@ func time2015(us uint64) string {
 	}
 	return fmt.Sprintf("%dus", us)
 }
+
+// TestFault015_RateThatIsNone wants what is no rate refused where it is read,
+// and never taken for none, which would leave a line unshaped.
+func TestFault015_RateThatIsNone(t *testing.T) {
+	for _, s := range []string{"", " ", "0", "0mbit", "-1mbit", "fast", "mbit", "1 000mbit", "1e3", "10mbits/s", "1mbit;reboot", "\x001mbit", "７mbit"} {
+		if got, err := ParseRate(s); err == nil || got != 0 {
+			t.Errorf("%q is taken for %d bit/s, %v", s, got, err)
+		}
+	}
+	c := DefaultConfig()
+	c.Rate = MaxRate + 1
+	if err := c.Validate(); err == nil {
+		t.Errorf("a rate of %d is taken", c.Rate)
+	}
+}
+
+// TestFault123_NotANumber wants no rate of what floating point calls numbers.
+func TestFault123_NotANumber(t *testing.T) {
+	for _, s := range []string{"NaN", "nan", "NaNmbit", "nanbit", "Inf", "inf", "+Inf", "-Inf", "Infmbit", "infinity", "1e400mbit", "0x1p-2mbit", "1e-400mbit", "99999999999999999999gbit"} {
+		if got, err := ParseRate(s); err == nil || got != 0 {
+			t.Errorf("%q is taken for %d bit/s, %v", s, got, err)
+		}
+	}
+}

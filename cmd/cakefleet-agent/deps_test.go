@@ -30,7 +30,30 @@ var banned = []struct{ pattern, reason string }{
 	{"runtime/cgo", "the router's binary is static"},
 }
 
+// TestFault118_StartsNoProcess wants no child that could stay: the agent can't
+// start one.
+func TestFault118_StartsNoProcess(t *testing.T) {
+	for _, dep := range dependencies(t) {
+		if dep == "os/exec" {
+			t.Error("os/exec is in the agent")
+		}
+	}
+}
+
 func TestDependencies(t *testing.T) {
+	for _, dep := range dependencies(t) {
+		for _, b := range banned {
+			prefix, tree := strings.CutSuffix(b.pattern, "/...")
+			if dep == prefix || tree && strings.HasPrefix(dep, prefix+"/") {
+				t.Errorf("%s is in the agent: %s", dep, b.reason)
+			}
+		}
+	}
+}
+
+// dependencies are the packages that are in the agent.
+func dependencies(t *testing.T) []string {
+	t.Helper()
 	cmd := exec.Command("go", "list", "-deps", "-tags", "grpcnotrace,osusergo,netgo", ".")
 	cmd.Env = append(os.Environ(), "GOOS=linux", "GOARCH=mips", "GOMIPS=softfloat", "CGO_ENABLED=0")
 	out, err := cmd.Output()
@@ -41,12 +64,5 @@ func TestDependencies(t *testing.T) {
 	if len(deps) < 50 {
 		t.Fatalf("only %d packages are listed: %v", len(deps), deps)
 	}
-	for _, dep := range deps {
-		for _, b := range banned {
-			prefix, tree := strings.CutSuffix(b.pattern, "/...")
-			if dep == prefix || tree && strings.HasPrefix(dep, prefix+"/") {
-				t.Errorf("%s is in the agent: %s", dep, b.reason)
-			}
-		}
-	}
+	return deps
 }

@@ -115,3 +115,20 @@ func texts(causes []explain.Cause) (all []string) {
 	}
 	return all
 }
+
+// TestFault103_CPUIsTheLimit wants the processor named, before a line that is
+// full because of it, be it busy or too late to take packets.
+func TestFault103_CPUIsTheLimit(t *testing.T) {
+	for name, change := range map[string]func(*explain.Facts){
+		"busy":          func(f *explain.Facts) { f.CPU = 0.97 },
+		"queue is full": func(f *explain.Facts) { f.Overflow = 3 },
+	} {
+		f := calm()
+		f.Down.Full = 0.9
+		change(&f)
+		got := explain.Explain(&f)
+		if len(got) != 2 || got[0].Cause != explain.CPU || got[1].Cause != explain.PlanFull || !strings.Contains(got[0].Sentence, "processor") {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestIdle counts how often an agent wakes up while its home sleeps, with a
+// TestFault120_Idle counts how often an agent wakes up while its home sleeps, with a
 // report each 10 s: each time that one of its threads has waited for something
 // and goes on.
 //
@@ -20,7 +20,7 @@ import (
 //
 // It weighs the agent's memory as well, with its session and its reports. The
 // budget of a router, 14 MB, is for 32-bit MIPS and is judged in the lab.
-func TestIdle(t *testing.T) {
+func TestFault120_Idle(t *testing.T) {
 	f := newFleetThatReports(t, 10*time.Second)
 	f.ctl(t, "plan", "set", planName, "--down", mbit(20), "--up", mbit(5))
 	f.subscribe(t)

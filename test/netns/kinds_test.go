@@ -107,11 +107,11 @@ func (h *home) wire(t *testing.T, link string) (w wire) {
 	return w
 }
 
-// TestKinds sends packets of every kind, of hosts and of the router itself, and
+// TestFault122_Kinds sends packets of every kind, of hosts and of the router itself, and
 // wants each to be shaped both ways and to be counted with as many bytes as go
 // over the wire: cake.md 6.1 1 on
 // real packets.
-func TestKinds(t *testing.T) {
+func TestFault122_Kinds(t *testing.T) {
 	h := newHome(t)
 	kinds(t, h, "wan")
 }

@@ -752,9 +752,9 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// TestFailures lets every single request of a change fail, and wants all to be
+// TestFault115_Failures lets every single request of a change fail, and wants all to be
 // as before.
-func TestFailures(t *testing.T) {
+func TestFault115_Failures(t *testing.T) {
 	bare := func(*testing.T, *Dataplane) {}
 	shaped := func(t *testing.T, d *Dataplane) { mustApply(t, d, dataplanetest.Link()) }
 	other := plan.Link{Down: odd(), Up: odd()}
