@@ -166,13 +166,17 @@ type Config struct {
 	Origin      string           // what the settings say; see Settings.origin
 	Clock       func() time.Time // what the settings say; nil: no time
 	Probe       *pb.Probe        // what the settings ask to be measured; nil: nothing
+	Now         func() time.Time // its clock, for certificates; nil: right
 }
 
 // Start starts a controller that stops with the test.
 func Start(t testing.TB, cfg Config) *Controller {
 	t.Helper()
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	if cfg.Began.IsZero() {
-		cfg.Began = time.Now().Add(-time.Hour)
+		cfg.Began = cfg.Now().Add(-time.Hour)
 	}
 	if cfg.Authority == nil {
 		cfg.Authority = NewAuthority(t, cfg.Began)
@@ -199,6 +203,7 @@ func Start(t testing.TB, cfg Config) *Controller {
 	c.server = grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(&tls.Config{
 			MinVersion:   tls.VersionTLS13,
+			Time:         cfg.Now,
 			Certificates: []tls.Certificate{cfg.Authority.Server(t, cfg.Began)},
 			ClientCAs:    roots,
 			ClientAuth:   tls.VerifyClientCertIfGiven,
@@ -250,7 +255,7 @@ func (c *Controller) Enroll(_ context.Context, r *pb.EnrollRequest) (*pb.EnrollR
 	}
 	delete(c.tokens, r.GetToken())
 	c.enrolled++
-	cert := c.Authority.Router(c.t, id, csr.PublicKey.(ed25519.PublicKey), time.Now().Add(-time.Minute), 90*24*time.Hour)
+	cert := c.Authority.Router(c.t, id, csr.PublicKey.(ed25519.PublicKey), c.cfg.Now().Add(-time.Minute), 90*24*time.Hour)
 	return &pb.EnrollResponse{RouterId: id, Certificate: cert.Raw, CaCertificate: c.Authority.Certificate.Raw}, nil
 }
 
@@ -267,7 +272,7 @@ func (c *Controller) Renew(ctx context.Context, r *pb.RenewRequest) (*pb.RenewRe
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.renewed++
-	cert := c.Authority.Router(c.t, id, csr.PublicKey.(ed25519.PublicKey), time.Now().Add(-time.Minute), 90*24*time.Hour)
+	cert := c.Authority.Router(c.t, id, csr.PublicKey.(ed25519.PublicKey), c.cfg.Now().Add(-time.Minute), 90*24*time.Hour)
 	return &pb.RenewResponse{Certificate: cert.Raw, CaCertificate: c.Authority.Certificate.Raw}, nil
 }
 
