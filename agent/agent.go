@@ -83,7 +83,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}()
 	// Only the last part of the path: a flash that is not mounted must show.
 	if err := os.Mkdir(a.cfg.StateDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("state directory: %w", err)
+		return fmt.Errorf("state directory: %w; is the flash mounted that it shall be on?", err)
 	}
 	if info, err := os.Stat(a.cfg.StateDir); err != nil {
 		return fmt.Errorf("state directory: %w", err)

@@ -195,7 +195,7 @@ func TestMistyped(t *testing.T) {
 		}
 	}
 	cmd, said := program(t, os.Args[0], "--help")
-	if err := cmd.Run(); err != nil || !strings.Contains(said.String(), "-max-rate rate") {
+	if err := cmd.Run(); err != nil || !strings.Contains(said.String(), "-max-rate rate") || !strings.HasPrefix(said.String(), "cakefleet-agent shapes a router's WAN link") {
 		t.Errorf("help: %v\n%s", err, said)
 	}
 	// What is damaged is no reason to leave a home unshaped.

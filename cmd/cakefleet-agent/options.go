@@ -18,6 +18,9 @@ import (
 	"github.com/cakefleet/cakefleet/engine"
 )
 
+// maxIfaceName is IFNAMSIZ without the zero at its end.
+const maxIfaceName = 15
+
 // options are what the command line and the configuration file say.
 type options struct {
 	controller, iface       string
@@ -34,6 +37,15 @@ type options struct {
 	probeInterval           time.Duration
 	importSQM               string
 }
+
+// help comes before the flags.
+const help = `cakefleet-agent shapes a router's WAN link with CAKE as its controller desires,
+and goes on without one. It needs root, and joins its fleet once, with a token:
+
+  cakefleet-agent --controller isp.example:8443 --interface pppoe-wan --token TOKEN
+
+SIGHUP reads the configuration file again; SIGTERM takes everything away. Flags:
+`
 
 // parseOptions reads the command line and the file that --config names. What
 // the command line says wins.
@@ -67,7 +79,7 @@ func parseOptions(args []string, out io.Writer) (options, error) {
 	f.BoolVar(&o.logJSON, "log-json", false, "log JSON")
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
 	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
-		fmt.Fprintln(out, "Usage of cakefleet-agent:")
+		fmt.Fprint(out, help)
 		f.SetOutput(out)
 		f.PrintDefaults()
 		return o, err
@@ -131,6 +143,8 @@ func (o *options) validate() error {
 		return errors.New("which controller? say --controller HOST:PORT")
 	case o.iface == "":
 		return errors.New("which WAN interface? say --interface NAME")
+	case len(o.iface) > maxIfaceName || strings.ContainsAny(o.iface, "/: \t") || o.iface == "." || o.iface == "..":
+		return fmt.Errorf("--interface %q: no interface has such a name: 1 to %d characters, no slash, colon or space; ip link lists them", o.iface, maxIfaceName)
 	case o.token != "" && o.tokenFile != "":
 		return errors.New("--token and --token-file: give one of them")
 	case hclog.LevelFromString(o.logLevel) == hclog.NoLevel:

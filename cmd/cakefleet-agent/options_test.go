@@ -36,6 +36,8 @@ func TestOptions(t *testing.T) {
 	for want, args := range map[string][]string{
 		"--controller HOST:PORT":        {"--interface", "eth0"},
 		"--interface NAME":              {"--controller", "a"},
+		"no interface has such a name":  {"--controller", "a", "--interface", "a/b"},
+		"ip link lists them":            {"--controller", "a", "--interface", "sixteen-letters-"},
 		"give one of them":              append(ok[:4:4], "--token", "a", "--token-file", "b"),
 		"must be trace":                 append(ok[:4:4], "--log-level", "loud"),
 		"must be auto":                  append(ok[:4:4], "--dataplane", "magic"),
