@@ -58,7 +58,7 @@ func TestAdminDoor(t *testing.T) {
 		`cakefleet_records{kind="plan"} 0`, "cakefleet_store_revision ", "cakefleet_etcd_size_bytes{", "cakefleet_etcd_full 0", `cakefleet_reports_total{result="taken"} 0`,
 		"cakefleet_agent_starts_total 0", `cakefleet_counter_resets_total{reason="wrapped"} 0`, "cakefleet_handovers_total 0", "cakefleet_router_clock_faults_total 0",
 		"cakefleet_rollup_overflow_total 0", "cakefleet_history_up ", `cakefleet_history_steps_total{result="missed"} 0`, "cakefleet_history_series ",
-		"cakefleet_history_routers_without_series 0",
+		"cakefleet_history_routers_without_series 0", `cakefleet_unserved{kind="subscriber"} 0`, `cakefleet_unserved{kind="router"} 0`,
 		`grpc_server_handled_total{grpc_code="OK",grpc_method="ListPlans",grpc_service="cakefleet.v1.PlanService",grpc_type="unary"} 1`,
 		`grpc_method="Enroll"`, `grpc_server_handling_seconds_bucket{`, "go_goroutines ", "process_resident_memory_bytes ",
 	} {

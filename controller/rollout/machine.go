@@ -305,7 +305,7 @@ var ErrCommand = errors.New("can't be done now")
 func Do(r Rollout, c Command, by string, now time.Time) (next Rollout, effect bool, err error) {
 	m := machine{Rollout: r, in: Input{Now: now}}
 	refuse := func(why string) (Rollout, bool, error) {
-		return r, false, fmt.Errorf("rollout %s: is %v, so that to %v it %w%s", r.ID, r.Phase, c, ErrCommand, why)
+		return r, false, fmt.Errorf("rollout %s is %v: %v %w%s", r.ID, r.Phase, c, ErrCommand, why)
 	}
 	said := fmt.Sprintf("%v by %s", map[Command]string{
 		Approve: "approved", Pause: "paused", Resume: "resumed", Promote: "promoted", Abort: "aborted", Rollback: "rolled back", Retry: "tried again",

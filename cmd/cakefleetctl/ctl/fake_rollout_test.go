@@ -84,7 +84,7 @@ func (f *rollouts) CommandRollout(_ context.Context, r *pb.CommandRolloutRequest
 	case pb.RolloutCommand_ROLLOUT_COMMAND_ROLLBACK:
 		m.Phase, m.Wave = pb.RolloutPhase_ROLLOUT_PHASE_ROLLING_BACK, 0
 	default:
-		return nil, status.Error(codes.FailedPrecondition, "rollout faster: is soaking, so that to approve it can't be done now")
+		return nil, status.Error(codes.FailedPrecondition, "rollout faster is soaking: approve can't be done now")
 	}
 	return &pb.CommandRolloutResponse{Rollout: m}, nil
 }
