@@ -189,6 +189,8 @@ func (a *authorities) tell(c store.Change) {
 // follow makes trust what the store has until ctx ends. told is called after
 // each change.
 func (a *authorities) follow(ctx context.Context, st *store.Store, trust *identity.Trust, told func()) {
+	tickets := time.NewTicker(ticketsEvery)
+	defer tickets.Stop()
 	for {
 		set, err := a.set(st)
 		switch {
@@ -205,8 +207,16 @@ func (a *authorities) follow(ctx context.Context, st *store.Store, trust *identi
 		}
 		select {
 		case <-a.changed:
+		case now := <-tickets.C:
+			if err := trust.RenewTickets(now); err != nil {
+				a.logger.Error("session tickets", "error", err)
+			}
 		case <-ctx.Done():
 			return
 		}
 	}
 }
+
+// ticketsEvery is how often the keys of session tickets are looked at, which
+// change once a day.
+const ticketsEvery = 10 * time.Minute

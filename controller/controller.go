@@ -249,7 +249,7 @@ func (c *Controller) servers(st *store.Store, trust *identity.Trust, people, adm
 		return nil, err
 	}
 
-	agentsTLS, err := trust.Door((*identity.Set).AgentsTLS, "h2")
+	agentsTLS, err := trust.AgentsDoor()
 	if err != nil {
 		return nil, err
 	}

@@ -189,8 +189,10 @@ type Trust struct {
 
 // doorTLS is what a door does at each handshake.
 type doorTLS struct {
-	make func(*Set) (*tls.Config, error)
-	now  atomic.Pointer[tls.Config]
+	name   string // empty: it is for calls
+	secret []byte // of its tickets; empty: they are good at all controllers
+	make   func(*Set) (*tls.Config, error)
+	now    atomic.Pointer[tls.Config]
 }
 
 // NewTrust returns a Trust that begins with a set.
@@ -222,18 +224,31 @@ func (t *Trust) Use(s *Set) error {
 	return nil
 }
 
+// AgentsDoor returns what the agents' door needs: the configuration of the newest
+// set at each handshake. Its session tickets are good at all controllers.
+func (t *Trust) AgentsDoor() (*tls.Config, error) {
+	return t.door("agents", nil, (*Set).AgentsTLS, "h2")
+}
+
 // Door returns what a door needs whose configuration, for a set, is made by
-// make: that of the newest set at each handshake. protos are what is spoken there.
+// make: that of the newest set at each handshake. Its session tickets are good at
+// this controller. protos are what is spoken there.
 func (t *Trust) Door(make func(*Set) (*tls.Config, error), protos ...string) (*tls.Config, error) {
+	return t.door("own", ownSecret(), make, protos...)
+}
+
+func (t *Trust) door(name string, secret []byte, make func(*Set) (*tls.Config, error), protos ...string) (*tls.Config, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	d := &doorTLS{make: func(s *Set) (*tls.Config, error) {
+	d := &doorTLS{name: name, secret: secret}
+	d.make = func(s *Set) (*tls.Config, error) {
 		c, err := make(s)
-		if err == nil {
-			c.NextProtos = protos
+		if err != nil {
+			return nil, err
 		}
-		return c, err
-	}}
+		c.NextProtos = protos
+		return c, d.useTickets(c, s, time.Now())
+	}
 	first, err := d.make(t.Set())
 	if err != nil {
 		return nil, err
