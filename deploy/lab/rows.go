@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -100,8 +101,13 @@ func lines() []*line {
 				out = append(out, &line{name: shaperNames[s] + v.name, mips: mips, order: o, extra: v.extra})
 			}
 		}
-		for _, s := range shapers {
-			out = append(out, &line{name: shaperNames[s] + " max", mips: mips, order: order(s), search: true, extra: true})
+		for _, v := range variants[:2] { // v4 and v6
+			for _, s := range shapers {
+				o := order(s)
+				v.set(&o)
+				o.Settle, o.Window = time.Second, time.Second // it takes some boots
+				out = append(out, &line{name: shaperNames[s] + v.name + " max", mips: mips, order: o, search: true, extra: true})
+			}
 		}
 	}
 	for _, s := range []row.Shaper{row.Kernel, row.Userspace} {
@@ -115,6 +121,12 @@ func lines() []*line {
 // grid are the download rates that a search tries, Mbit/s. The upload goes
 // with them.
 var grid = []uint64{20, 30, 40, 50, 60, 70, 80, 90, 100, 115, 130, 150, 175, 200, 225, 250, 275, 300, 350, 400, 450, 500, 600, 700, 800}
+
+// guess is the place in grid of about what the shapers hold at so many MIPS.
+func guess(mips int) int {
+	i, _ := slices.BinarySearch(grid, uint64(mips)*35/100)
+	return min(i, len(grid)-1)
+}
 
 // heldShare of what was asked for makes a rate held, per cent.
 const heldShare = 95
@@ -130,20 +142,29 @@ func held(o *row.Order, r *row.Result) bool {
 }
 
 // highest returns the last of n things, from the smallest, that holds, -1 if
-// none does; what is above one that does not hold does not hold either.
-func highest(n int, holds func(int) (bool, error)) (int, error) {
+// none does; what is above one that does not hold does not hold either. It asks
+// for the first one at first, and the better the guess, the fewer it asks for.
+func highest(n, first int, holds func(int) (bool, error)) (int, error) {
 	low, high := -1, n // low holds, high does not
-	for high-low > 1 {
-		mid := (low + high) / 2
-		ok, err := holds(mid)
+	for try, step := first, 1; high-low > 1; {
+		ok, err := holds(try)
 		if err != nil {
 			return 0, err
 		}
 		if ok {
-			low = mid
+			low = try
 		} else {
-			high = mid
+			high = try
 		}
+		switch {
+		case high == n:
+			try = min(low+step, n-1)
+		case low < 0:
+			try = max(high-step, 0)
+		default:
+			try = (low + high) / 2
+		}
+		step *= 2
 	}
 	return low, nil
 }
@@ -161,7 +182,7 @@ func (l *line) run(ctx context.Context, m *machine) {
 	}
 	base := l.order
 	var n int
-	n, l.err = highest(len(grid), func(i int) (bool, error) {
+	n, l.err = highest(len(grid), guess(l.mips), func(i int) (bool, error) {
 		o := base
 		o.DownRate, o.UpRate = grid[i]*mbit, grid[i]*mbit*seedUp/seedDown
 		o.DownOffer, o.UpOffer = o.DownRate*overload/100, o.UpRate*overload/100
