@@ -3,6 +3,8 @@ package nfqueue
 import (
 	"encoding/binary"
 
+	"golang.org/x/sys/cpu"
+
 	"github.com/cakefleet/cakefleet/agent/dataplane/internal/nlmsg"
 )
 
@@ -54,21 +56,35 @@ func findAttr(b []byte, typ uint16) ([]byte, bool) {
 	return a.Bytes, ok
 }
 
-// verdictMsg is a verdict message but for its sequence number, queue number,
-// verdict and packet.
-type verdictMsg [nlHeader + nfHeader + atHeader + 8]byte
+// verdictMsg is a verdict message without further attributes, in words.
+type verdictMsg [(nlHeader + nfHeader + atHeader + 8) / 4]uint32
 
-func newVerdict() (v verdictMsg) {
+// Words of a verdictMsg.
+const (
+	wordLen     = 0
+	wordType    = 1
+	wordNumber  = nlHeader / 4
+	wordVerdict = (nlHeader + nfHeader + atHeader) / 4
+	wordID      = wordVerdict + 1
+)
+
+// newVerdict makes a message but for its queue number, verdict and packet.
+func newVerdict(typ uint16) (v verdictMsg) {
 	var b builder
-	b.begin(msgVerdict, 1, 0, 0) // NLM_F_REQUEST, AF_UNSPEC
+	b.begin(typ, 1, 0, 0) // NLM_F_REQUEST, AF_UNSPEC
 	b.u64(attrVerdictHdr, 0)
 	b.end()
-	copy(v[:], b.Bytes)
+	for i := range v {
+		v[i] = binary.NativeEndian.Uint32(b.Bytes[4*i:])
+	}
 	return v
 }
 
-// again appends a verdict with the next sequence number.
-func (m *builder) again(v *verdictMsg) {
-	m.seq++
-	m.Copy(v[:], m.seq)
+// attrWord is the header of an attribute that holds 4 bytes.
+func attrWord(typ uint32) uint32 {
+	const length = atHeader + 4
+	if cpu.IsBigEndian {
+		return length<<16 | typ
+	}
+	return typ<<16 | length
 }

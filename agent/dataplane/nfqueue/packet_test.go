@@ -4,17 +4,25 @@ import (
 	"bytes"
 	"encoding/binary"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 )
 
-// message is the body of an NFQNL_MSG_PACKET as the kernel sends it.
-func message(attrs func(b *builder)) []byte {
+// body is that of an NFQNL_MSG_PACKET as the kernel sends it.
+func body(attrs func(b *builder)) []byte {
 	var b builder
 	b.begin(msgPacket, 0, 2, firstQueue)
 	attrs(&b)
 	b.end()
 	return b.Bytes[nlHeader:]
+}
+
+// parse puts a message's body where a Queue has it, behind a header.
+func parse(body []byte, p *Packet) bool {
+	var m message
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&m)), maxMessage)[nlHeader:], body)
+	return m.parse(uint32(min(nlHeader+max(len(body), nfHeader), maxMessage)), p)
 }
 
 func packetHdr(b *builder, id uint32, proto uint16) {
@@ -31,7 +39,7 @@ func TestParsePacket(t *testing.T) {
 		want Packet
 		ok   bool
 	}{
-		{"everything", message(func(b *builder) {
+		{"everything", body(func(b *builder) {
 			packetHdr(b, 0x01020304, 0x86dd)
 			b.u32(5, 3) // in
 			b.u32(6, 4) // out
@@ -41,17 +49,17 @@ func TestParsePacket(t *testing.T) {
 			b.u32(attrCapLen, 1500)
 			b.attr(attrPayload, data)
 		}), Packet{Ref: Ref{ID: 0x01020304}, Len: 1500, Mark: 0xaabbccdd, Priority: 6, Proto: 0x86dd, GSO: true, Data: data}, true},
-		{"not cut", message(func(b *builder) {
+		{"not cut", body(func(b *builder) {
 			packetHdr(b, 1, 0x0800)
 			b.attr(attrPayload, data)
 		}), Packet{Ref: Ref{ID: 1}, Len: 127, Proto: 0x0800, Data: data}, true},
-		{"no bytes", message(func(b *builder) { packetHdr(b, 1, 0x0800) }), Packet{Ref: Ref{ID: 1}, Proto: 0x0800}, true},
-		{"no header", message(func(b *builder) { b.attr(attrPayload, data) }), Packet{}, false},
-		{"short header", message(func(b *builder) { b.attr(attrPacketHdr, []byte{1, 2, 3}) }), Packet{}, false},
+		{"no bytes", body(func(b *builder) { packetHdr(b, 1, 0x0800) }), Packet{Ref: Ref{ID: 1}, Proto: 0x0800, Data: []byte{}}, true},
+		{"no header", body(func(b *builder) { b.attr(attrPayload, data) }), Packet{}, false},
+		{"short header", body(func(b *builder) { b.attr(attrPacketHdr, []byte{1, 2, 3}) }), Packet{}, false},
 		{"empty", nil, Packet{}, false},
 	} {
 		var got Packet
-		ok := parsePacket(c.body, &got)
+		ok := parse(c.body, &got)
 		if ok != c.ok {
 			t.Errorf("%s: ok is %v, want %v", c.name, ok, c.ok)
 		}
@@ -62,7 +70,7 @@ func TestParsePacket(t *testing.T) {
 }
 
 func FuzzParsePacket(f *testing.F) {
-	f.Add(message(func(b *builder) {
+	f.Add(body(func(b *builder) {
 		packetHdr(b, 1, 0x0800)
 		b.u32(attrCapLen, 1500)
 		b.attr(attrPayload, make([]byte, 128))
@@ -71,7 +79,7 @@ func FuzzParsePacket(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 255, 255, 1, 0})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var p Packet
-		if parsePacket(body, &p) && uint64(p.Len) < uint64(len(p.Data)) {
+		if parse(body, &p) && uint64(p.Len) < uint64(len(p.Data)) {
 			t.Errorf("%d bytes of a packet of %d", len(p.Data), p.Len)
 		}
 		for b := body; ; {

@@ -16,8 +16,9 @@ import (
 // router's agent would be woken for. The runtime's poller gives the processor
 // up at once.
 //
-// What it polls is an epoll set of our own, in which the queue's socket is heard
-// only meanwhile, so that no packet wakes the poller while there is traffic.
+// What it polls is an epoll set of our own, in which the queue's socket is only
+// meanwhile: no packet wakes the poller while there is traffic, and a socket
+// that nobody waits at spares each packet the way through its waiters.
 // Nothing here tells the scheduler of its system calls, none of which waits.
 type parking struct {
 	set   *os.File
@@ -26,16 +27,14 @@ type parking struct {
 	ready func(uintptr) bool
 }
 
-// open makes the set, which has the eventfd wake in it for ever and the socket
-// fd until it is heard once.
-func (p *parking) open(fd, wake int) error {
+// open makes the set, which has the eventfd wake in it for ever.
+func (p *parking) open(wake int) error {
 	set, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("open epoll set: %w", err)
 	}
 	err = errors.Join(
 		unix.EpollCtl(set, unix.EPOLL_CTL_ADD, wake, &unix.EpollEvent{Events: unix.EPOLLIN}),
-		unix.EpollCtl(set, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT}),
 		unix.SetNonblock(set, true)) // else NewFile doesn't give it to the poller
 	if err != nil {
 		return errors.Join(fmt.Errorf("set up epoll set: %w", err), unix.Close(set))
@@ -55,11 +54,16 @@ func (p *parking) open(fd, wake int) error {
 // wait returns when fd or the eventfd can be read, and sometimes before; false
 // means that the poller can't be used.
 func (p *parking) wait(fd int) bool {
-	return p.hear(fd, unix.EPOLLIN) && p.conn.Read(p.ready) == nil && p.hear(fd, 0)
+	if !p.hear(unix.EPOLL_CTL_ADD, fd) {
+		return false
+	}
+	err := p.conn.Read(p.ready)
+	return p.hear(unix.EPOLL_CTL_DEL, fd) && err == nil
 }
 
-func (p *parking) hear(fd int, events uint32) bool {
-	e := unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
-	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.fds[0].Fd), unix.EPOLL_CTL_MOD, uintptr(fd), uintptr(unsafe.Pointer(&e)), 0, 0)
+// hear puts fd into the set, or takes it out.
+func (p *parking) hear(op, fd int) bool {
+	e := unix.EpollEvent{Events: unix.EPOLLIN}
+	_, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.fds[0].Fd), uintptr(op), uintptr(fd), uintptr(unsafe.Pointer(&e)), 0, 0)
 	return errno == 0
 }

@@ -31,7 +31,7 @@ func TestParking(t *testing.T) {
 	fd, packet, read := eventfd(t)
 	wake, call, answer := eventfd(t)
 	var p parking
-	if err := p.open(fd, wake); err != nil {
+	if err := p.open(wake); err != nil {
 		t.Fatal(err)
 	}
 	defer p.set.Close()

@@ -22,8 +22,9 @@ const (
 	// tells flows apart, also inside one tunnel.
 	LongCopy, ShortCopy = 128, 64
 
-	// maxMessage is more than the attributes and the copy range can need.
-	maxMessage = 384
+	// maxMessage is more than the attributes and the copy range can need, and a
+	// power of 2.
+	maxMessage = 512
 
 	// maxVerdict is the size of one verdict with a mark.
 	maxVerdict = nlHeader + nfHeader + atHeader + 8 + atHeader + 4
@@ -122,8 +123,8 @@ type Queue struct {
 	parked   uint64             // batches so far when it waited for long the last time
 	lastID   [numNumbers]uint32 // of the newest packet received
 
-	out        builder // verdicts not sent yet
-	verdictMsg verdictMsg
+	out            []uint32 // verdicts not sent yet, messages one behind the other
+	verdict, batch verdictMsg
 
 	// The receive side of recvmmsg points into itself, so it is made once and
 	// never moves.
@@ -146,7 +147,7 @@ type mmsghdr struct {
 type receiver struct {
 	msgs [Batch]mmsghdr
 	iovs [Batch]unix.Iovec
-	bufs [Batch][maxMessage]byte
+	bufs [Batch]message
 }
 
 // Open binds free queue numbers in the network namespace of the calling thread.
@@ -160,15 +161,15 @@ func Open(c Config) (*Queue, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("open eventfd: %w", err)
 	}
-	q := &Queue{fd: fd, wake: wake, recv: new(receiver), verdictMsg: newVerdict()}
-	if err := q.parking.open(fd, wake); err != nil {
+	q := &Queue{fd: fd, wake: wake, recv: new(receiver), verdict: newVerdict(msgVerdict), batch: newVerdict(msgVerdictBatch)}
+	if err := q.parking.open(wake); err != nil {
 		unix.Close(fd)
 		unix.Close(wake)
 		return nil, err
 	}
-	q.out.Bytes = make([]byte, 0, Batch*maxVerdict)
+	q.out = make([]uint32, 0, Batch*maxVerdict/4)
 	for i := range q.recv.msgs {
-		q.recv.iovs[i].Base = &q.recv.bufs[i][0]
+		q.recv.iovs[i].Base = (*byte)(unsafe.Pointer(&q.recv.bufs[i]))
 		q.recv.iovs[i].SetLen(maxMessage)
 		q.recv.msgs[i].hdr.Iov = &q.recv.iovs[i]
 		q.recv.msgs[i].hdr.SetIovlen(1)
@@ -220,16 +221,17 @@ func (q *Queue) bindNumbers() error {
 	return fmt.Errorf("bind queue: all numbers from %d on are in use", firstQueue)
 }
 
-// bindBlock takes all numbers of a block or none.
+// bindBlock takes all numbers of a block or none. The kernel finds the newest
+// first, so those that get most packets come last.
 func (q *Queue) bindBlock() error {
 	command := func(number uint16, cmd byte) error {
 		return q.configure(number, func(b *builder) { b.attr(cfgCmd, []byte{cmd, 0, 0, 0}) })
 	}
-	for i := range uint16(numNumbers) {
-		if err := command(q.First+i, cmdBind); err != nil {
-			for i > 0 {
-				i--
-				err = errors.Join(err, command(q.First+i, cmdUnbind))
+	end := q.First + numNumbers
+	for number := end; number > q.First; number-- {
+		if err := command(number-1, cmdBind); err != nil {
+			for ; number < end; number++ {
+				err = errors.Join(err, command(number, cmdUnbind))
 			}
 			return err
 		}
@@ -327,13 +329,12 @@ func (q *Queue) Recv(pkts []Packet) (int, error) {
 	}
 	got := 0
 	for i := range int(n) {
-		b := r.bufs[i][:min(r.msgs[i].n, maxMessage)]
-		if len(b) < nlHeader+nfHeader || binary.NativeEndian.Uint16(b[4:]) != msgPacket ||
-			binary.NativeEndian.Uint32(b) > uint32(len(b)) || !parsePacket(b[nlHeader:], &pkts[got]) {
-			q.other(b)
+		b, size := &r.bufs[i], min(r.msgs[i].n, maxMessage)
+		if b[wordLen] > size || b[wordLen] < nlHeader+nfHeader || typeOf(b[wordType]) != msgPacket || !b.parse(b[wordLen], &pkts[got]) {
+			q.other(unsafe.Slice((*byte)(unsafe.Pointer(b)), size))
 			continue
 		}
-		number := binary.BigEndian.Uint16(b[nlHeader+2:]) - q.First
+		number := uint16(bigEndian(b[wordNumber])) - q.First
 		if number >= numNumbers {
 			q.counters.Errors++
 			continue
@@ -380,7 +381,7 @@ func (q *Queue) count(ref Ref) {
 // Accept lets a packet go on as it is. The verdict waits until Flush, or until
 // a batch is full.
 func (q *Queue) Accept(p Ref) error {
-	q.verdict(p, verdictAccept)
+	q.put(&q.verdict, p.Number, verdictAccept, p.ID)
 	return q.flushFull()
 }
 
@@ -388,30 +389,36 @@ func (q *Queue) Accept(p Ref) error {
 // more, where the rules do what MarkCE and MarkWash in it say and take these
 // bits away. It waits like Accept.
 func (q *Queue) Change(p Ref, mark uint32) error {
-	q.verdict(p, verdictRepeat)
-	q.out.u32(attrMark, mark)
-	q.out.end()
+	m := q.put(&q.verdict, p.Number, verdictRepeat, p.ID)
+	m[wordLen] += atHeader + 4
+	q.out = append(q.out, attrWord(attrMark), bigEndian(mark))
 	return q.flushFull()
 }
 
 // Drop drops a packet; it waits like Accept.
 func (q *Queue) Drop(p Ref) error {
-	q.verdict(p, verdictDrop)
+	q.put(&q.verdict, p.Number, verdictDrop, p.ID)
 	return q.flushFull()
 }
 
-// verdict appends a whole message without a mark. There is one a packet, so it
-// is copied, and only what differs is put in.
-func (q *Queue) verdict(p Ref, verdict uint32) {
-	q.out.again(&q.verdictMsg)
-	at := q.out.Bytes[len(q.out.Bytes)-len(q.verdictMsg):]
-	binary.BigEndian.PutUint16(at[nlHeader+2:], q.First+uint16(p.Number))
-	binary.BigEndian.PutUint32(at[nlHeader+nfHeader+atHeader:], verdict)
-	binary.BigEndian.PutUint32(at[nlHeader+nfHeader+atHeader+4:], p.ID)
+// put appends a message, for which there is room. There is one a packet, so it
+// is copied, and only what differs is put in. None has a sequence number: no
+// answer is asked for.
+func (q *Queue) put(like *verdictMsg, number uint8, verdict, id uint32) *verdictMsg {
+	at := len(q.out)
+	q.out = q.out[:at+len(like)]
+	m := (*verdictMsg)(q.out[at:])
+	for i := range wordNumber { // by hand: a MIPS would call a function that copies
+		m[i] = like[i]
+	}
+	m[wordVerdict-1] = like[wordVerdict-1]
+	m[wordNumber] = bigEndian(uint32(q.First) + uint32(number))
+	m[wordVerdict], m[wordID] = bigEndian(verdict), bigEndian(id)
+	return m
 }
 
 func (q *Queue) flushFull() error {
-	if len(q.out.Bytes)+maxVerdict > cap(q.out.Bytes) {
+	if len(q.out)+maxVerdict/4 > cap(q.out) {
 		return q.Flush()
 	}
 	return nil
@@ -419,13 +426,13 @@ func (q *Queue) flushFull() error {
 
 // Flush sends the verdicts that wait, in their order.
 func (q *Queue) Flush() error {
-	if len(q.out.Bytes) == 0 {
+	if len(q.out) == 0 {
 		return nil
 	}
-	b := q.out.Bytes
-	q.out.Bytes = b[:0]
+	b := q.out
+	q.out = b[:0]
 	for {
-		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(q.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 0, 0, 0)
+		_, _, errno := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(q.fd), uintptr(unsafe.Pointer(&b[0])), uintptr(4*len(b)), 0, 0, 0)
 		switch errno {
 		case 0:
 			return nil
@@ -452,14 +459,13 @@ func (q *Queue) Release() error {
 			err = errors.Join(err, q.Accept(pkts[i].Ref))
 		}
 	}
-	q.out.Bytes = q.out.Bytes[:0]
+	q.out = q.out[:0]
 	for i, last := range q.lastID {
 		if last == 0 {
 			continue
 		}
-		q.out.begin(msgVerdictBatch, unix.NLM_F_REQUEST, unix.AF_UNSPEC, q.First+uint16(i))
-		q.out.u64(attrVerdictHdr, verdictAccept<<32|uint64(last))
-		q.out.end()
+		q.put(&q.batch, uint8(i), verdictAccept, last)
+		err = errors.Join(err, q.flushFull())
 	}
 	return errors.Join(err, q.Flush())
 }

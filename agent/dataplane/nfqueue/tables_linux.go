@@ -229,10 +229,6 @@ func (r *Rules) addRules(b *builder, family uint8, down, up Direction) {
 			e.verdict(verdictAccept, "")
 		})
 		if dir.On {
-			r.rule(b, family, d.queueChain, func(e exprs) {
-				e.matchMark(Marks)
-				e.verdict(codeGoto, d.changeChain)
-			})
 			if dir.Restore != 0 {
 				r.rule(b, family, d.queueChain, func(e exprs) {
 					e.meta(keyMark)
@@ -242,12 +238,22 @@ func (r *Rules) addRules(b *builder, family uint8, down, up Direction) {
 					e.verdict(codeJump, d.restoreChain)
 				})
 			}
-		}
-		if dir.On {
+			// One rule for nearly all packets, as a rule costs as much as two
+			// expressions. Those with our marks are not counted: they were.
 			r.rule(b, family, d.queueChain, func(e exprs) {
+				e.mark(Marks)
+				e.cmp(equal, native32(0))
 				e.count()
-				e.meta(keyLen)
-				e.bitwise(native32(^uint32(smallLen-1)), native32(0))
+				e.long()
+				e.cmp(equal, native32(0))
+				e.queue(r.deal, d.ifKey, dir.Number)
+			})
+			r.rule(b, family, d.queueChain, func(e exprs) {
+				e.matchMark(Marks)
+				e.verdict(codeGoto, d.changeChain)
+			})
+			r.rule(b, family, d.queueChain, func(e exprs) {
+				e.long()
 				e.cmp(notEqual, native32(0))
 				if dir.Whole >= smallLen {
 					e.meta(keyLen)
@@ -354,9 +360,20 @@ func (e exprs) networkOrder() {
 // matchMark ends the rule unless one of the bits is set. Marks are in the
 // machine's order.
 func (e exprs) matchMark(bits uint32) {
+	e.mark(bits)
+	e.cmp(notEqual, native32(0))
+}
+
+// mark loads some bits of the firewall mark.
+func (e exprs) mark(bits uint32) {
 	e.meta(keyMark)
 	e.bitwise(native32(bits), native32(0))
-	e.cmp(notEqual, native32(0))
+}
+
+// long loads what is 0 for packets shorter than smallLen.
+func (e exprs) long() {
+	e.meta(keyLen)
+	e.bitwise(native32(^uint32(smallLen-1)), native32(0))
 }
 
 // matchConnMark is the same for the mark of the packet's connection.

@@ -106,14 +106,6 @@ func (b *Builder) End() {
 	b.Order.Append32(b.Bytes[:b.start], uint32(len(b.Bytes)-b.start))
 }
 
-// Copy appends a whole message and gives it another sequence number. End may
-// follow when more is put behind it.
-func (b *Builder) Copy(msg []byte, seq uint32) {
-	b.start = len(b.Bytes)
-	b.Bytes = append(b.Bytes, msg...)
-	b.Order.Append32(b.Bytes[:b.start+8], seq)
-}
-
 // Raw appends bytes as they are, such as a family's own header.
 func (b *Builder) Raw(p ...byte) { b.Bytes = append(b.Bytes, p...) }
 
