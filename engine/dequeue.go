@@ -12,6 +12,13 @@ import (
 // accounts. Everything in it runs for every packet, which is why the small
 // steps are written out.
 func (s *Scheduler) Dequeue(now Time) (d Delivery, ok bool) {
+	ok = s.DequeueTo(now, &d)
+	return d, ok
+}
+
+// DequeueTo is Dequeue for who has a place for the delivery. If there is none it
+// leaves d as it was.
+func (s *Scheduler) DequeueTo(now Time, d *Delivery) (ok bool) {
 	s.drops = s.drops[:0]
 	visit := true // one decaying flow may be looked at in each call
 round:
@@ -99,15 +106,15 @@ round:
 						d.Seg = 0
 					}
 				} else {
-					d.HasTOS = true
+					d.HasTOS, d.CE, d.Changed = true, false, false
 				}
 				k.next = s.free
 				s.free = i
-				return d, true
+				return true
 			}
 		}
 	}
-	return d, false
+	return false
 }
 
 // pickFlow chooses the flow of b, which has some that are sparse or bulk, to

@@ -61,6 +61,7 @@ func truesize(n uint32) uint32 {
 func (l *loop) measure(in *nfqueue.Packet, p *engine.Packet) {
 	off := uint32(l.device.netOff)
 	p.Len = in.Len + off
+	p.Segs, p.GSOSize, p.HeaderLen = 1, 0, 0
 	if in.Len > l.device.mtu {
 		// The segment size is not told either: full segments are assumed, so
 		// that a flow with a smaller one is charged up to a few headers less.
@@ -147,15 +148,17 @@ func (h *slots) put(ref nfqueue.Ref, mark uint32) uint32 {
 		h.free = uint32(len(h.s))
 	}
 	i := h.free - 1
-	h.free = h.s[i].mark
+	s := &h.s[i]
+	h.free = s.mark
 	h.count++
-	h.s[i] = slot{ref, mark, h.count, true}
+	s.ref, s.mark, s.order, s.used = ref, mark, h.count, true
 	return i
 }
 
 func (h *slots) take(i uint32) (ref nfqueue.Ref, mark uint32) {
-	ref, mark = h.s[i].ref, h.s[i].mark
-	h.s[i] = slot{mark: h.free}
+	s := &h.s[i]
+	ref, mark = s.ref, s.mark
+	s.mark, s.used = h.free, false
 	h.free = i + 1
 	return ref, mark
 }
