@@ -61,11 +61,14 @@ type verdictMsg [(nlHeader + nfHeader + atHeader + 8) / 4]uint32
 
 // Words of a verdictMsg.
 const (
-	wordLen     = 0
-	wordType    = 1
-	wordNumber  = nlHeader / 4
-	wordVerdict = (nlHeader + nfHeader + atHeader) / 4
-	wordID      = wordVerdict + 1
+	wordLen         = 0
+	wordType        = 1
+	wordSeq         = 2
+	wordPort        = 3
+	wordNumber      = nlHeader / 4
+	wordVerdictHead = (nlHeader + nfHeader) / 4
+	wordVerdict     = wordVerdictHead + 1
+	wordID          = wordVerdict + 1
 )
 
 // newVerdict makes a message but for its queue number, verdict and packet.

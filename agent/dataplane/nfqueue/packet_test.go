@@ -18,11 +18,15 @@ func body(attrs func(b *builder)) []byte {
 	return b.Bytes[nlHeader:]
 }
 
-// parse puts a message's body where a Queue has it, behind a header.
-func parse(body []byte, p *Packet) bool {
+// parse puts a message's body where a Queue has it, behind a header, and reads
+// it as one whose layout l may be.
+func parse(body []byte, l *layout, p *Packet) bool {
 	var m message
-	copy(unsafe.Slice((*byte)(unsafe.Pointer(&m)), maxMessage)[nlHeader:], body)
-	return m.parse(uint32(min(nlHeader+max(len(body), nfHeader), maxMessage)), p)
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&m)), maxMessage)
+	size := min(nlHeader+max(len(body), nfHeader), maxMessage)
+	copy(b[nlHeader:], body)
+	binary.NativeEndian.PutUint32(b, uint32(size))
+	return m.parse(uint32(size), l, p)
 }
 
 func packetHdr(b *builder, id uint32, proto uint16) {
@@ -59,12 +63,64 @@ func TestParsePacket(t *testing.T) {
 		{"empty", nil, Packet{}, false},
 	} {
 		var got Packet
-		ok := parse(c.body, &got)
+		var l layout
+		ok := parse(c.body, &l, &got)
 		if ok != c.ok {
 			t.Errorf("%s: ok is %v, want %v", c.name, ok, c.ok)
 		}
 		if diff := cmp.Diff(c.want, got); ok && diff != "" {
 			t.Errorf("%s: %s", c.name, diff)
+		}
+		if l.known != ok {
+			t.Errorf("%s: the layout is known: %v, want %v", c.name, l.known, ok)
+		}
+	}
+}
+
+// TestLayout reads each message as if it were laid out as each other.
+func TestLayout(t *testing.T) {
+	payload := func(n int) func(*builder) {
+		return func(b *builder) { b.attr(attrPayload, bytes.Repeat([]byte{0x45}, n)) }
+	}
+	var all [][]byte
+	for _, attrs := range [][]func(*builder){
+		{payload(64)},
+		{payload(63)},
+		{payload(65)},
+		{payload(56), func(b *builder) { b.u32(attrMark, 7) }},
+		{payload(56), func(b *builder) { b.u32(attrPriority, 7) }},
+		{func(b *builder) { b.u32(attrCapLen, 1500) }, payload(56)},
+		{func(b *builder) { b.u32(attrSKBInfo, skbGSO) }, payload(56)},
+		{func(b *builder) { b.u32(attrSKBInfo, 0) }, payload(56)},
+		{func(b *builder) { b.u32(99, skbGSO) }, payload(56)},
+	} {
+		for _, first := range []bool{true, false} {
+			all = append(all, body(func(b *builder) {
+				if first {
+					packetHdr(b, uint32(len(all)), 0x0800)
+				}
+				for _, a := range attrs {
+					a(b)
+				}
+				if !first {
+					packetHdr(b, uint32(len(all)), 0x86dd)
+				}
+			}))
+		}
+	}
+	all = append(all, body(payload(76)))
+	for i, before := range all {
+		for j, b := range all {
+			var fresh, l layout
+			var want, got Packet
+			ok := parse(b, &fresh, &want)
+			parse(before, &l, new(Packet))
+			if parse(b, &l, &got) != ok {
+				t.Errorf("message %d behind %d: %v, want %v", j, i, !ok, ok)
+			}
+			if diff := cmp.Diff(want, got); ok && diff != "" {
+				t.Errorf("message %d behind %d: %s", j, i, diff)
+			}
 		}
 	}
 }
@@ -79,7 +135,8 @@ func FuzzParsePacket(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 255, 255, 1, 0})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var p Packet
-		if parse(body, &p) && uint64(p.Len) < uint64(len(p.Data)) {
+		var l layout
+		if parse(body, &l, &p) && uint64(p.Len) < uint64(len(p.Data)) {
 			t.Errorf("%d bytes of a packet of %d", len(p.Data), p.Len)
 		}
 		for b := body; ; {

@@ -129,6 +129,8 @@ type Queue struct {
 	// The receive side of recvmmsg points into itself, so it is made once and
 	// never moves.
 	recv *receiver
+
+	layouts [numLayouts]layout
 }
 
 // DownNumber and UpNumber are the first of the numbers that the rules of a
@@ -330,7 +332,8 @@ func (q *Queue) Recv(pkts []Packet) (int, error) {
 	got := 0
 	for i := range int(n) {
 		b, size := &r.bufs[i], min(r.msgs[i].n, maxMessage)
-		if b[wordLen] > size || b[wordLen] < nlHeader+nfHeader || typeOf(b[wordType]) != msgPacket || !b.parse(b[wordLen], &pkts[got]) {
+		if b[wordLen] > size || b[wordLen] < nlHeader+nfHeader || typeOf(b[wordType]) != msgPacket ||
+			!b.parse(b[wordLen], &q.layouts[b[wordLen]/4%numLayouts], &pkts[got]) {
 			q.other(unsafe.Slice((*byte)(unsafe.Pointer(b)), size))
 			continue
 		}
@@ -408,10 +411,8 @@ func (q *Queue) put(like *verdictMsg, number uint8, verdict, id uint32) *verdict
 	at := len(q.out)
 	q.out = q.out[:at+len(like)]
 	m := (*verdictMsg)(q.out[at:])
-	for i := range wordNumber { // by hand: a MIPS would call a function that copies
-		m[i] = like[i]
-	}
-	m[wordVerdict-1] = like[wordVerdict-1]
+	// By hand: a MIPS would call a function that copies.
+	m[wordLen], m[wordType], m[wordSeq], m[wordPort], m[wordVerdictHead] = like[wordLen], like[wordType], 0, 0, like[wordVerdictHead]
 	m[wordNumber] = bigEndian(uint32(q.First) + uint32(number))
 	m[wordVerdict], m[wordID] = bigEndian(verdict), bigEndian(id)
 	return m
