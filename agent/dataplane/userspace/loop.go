@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// tick is how long a loop sleeps at least while packets wait to be sent: what
-	// is due then leaves together, and what has arrived is read together, for one
-	// wake-up. The shaper's clock makes up for what is late. It bounds how long
-	// arrivals lie in the socket, too.
-	tick = time.Millisecond
+	// tick is how far apart the beginnings of rounds are at least, unless one has
+	// read all that it could: what is due then leaves together, and what has
+	// arrived is read together, for one wake-up. The shaper's clock makes up for
+	// what is late. It bounds how long arrivals lie in the socket, too.
+	tick = 900 * time.Microsecond
 
 	// maxLate is how much the shaper makes up for at most when the loop could not
 	// run: what a stall of its length or more leaves is a burst of this time
@@ -74,6 +74,8 @@ type loop struct {
 	leaving [nfqueue.Batch]leaving
 	panics  int
 	stopped bool
+	served  engine.Time   // when the last round was
+	more    bool          // it has read all that it could, and there may be more
 	due     engine.Time   // when the last round wanted to go on; Never if nothing was queued
 	skipped time.Duration // by which the schedulers' clock is behind clock
 
@@ -194,13 +196,16 @@ func (l *loop) round() error {
 	}
 	wait, packets := time.Duration(-1), true // for ever: packets and Wake end it
 	if next != engine.Never {
-		wait = next.Sub(l.now())
+		now := l.now()
+		wait = next.Sub(now)
+		packets = wait > tick
+		if !l.more {
+			wait = max(wait, l.served.Add(tick).Sub(now))
+		}
 		if wait <= 0 {
 			l.busy.Add(2) // moves, and stays awake
 			return nil
 		}
-		packets = wait > tick
-		wait = max(wait, tick)
 	}
 	l.busy.Add(1)
 	err = l.sleep(wait, packets)
@@ -256,7 +261,7 @@ func (l *loop) serve() (next engine.Time, err error) {
 		next = min(next, at)
 	}
 	l.due = next
-	if n == len(l.pkts) {
+	if l.served, l.more = now, n == len(l.pkts); l.more {
 		next = now
 	}
 	return next, l.q.Flush()
