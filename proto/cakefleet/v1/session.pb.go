@@ -1010,7 +1010,7 @@ var File_cakefleet_v1_session_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_session_proto_rawDesc = "" +
 	"\n" +
-	"\x1acakefleet/v1/session.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/shaping.proto\x1a\x1ccakefleet/v1/telemetry.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x01\n" +
+	"\x1acakefleet/v1/session.proto\x12\fcakefleet.v1\x1a\x19cakefleet/v1/report.proto\x1a\x1acakefleet/v1/shaping.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa8\x01\n" +
 	"\x0eConnectRequest\x12+\n" +
 	"\x05hello\x18\x01 \x01(\v2\x13.cakefleet.v1.HelloH\x00R\x05hello\x12.\n" +
 	"\x06status\x18\x02 \x01(\v2\x14.cakefleet.v1.StatusH\x00R\x06status\x12.\n" +
@@ -1155,8 +1155,8 @@ func file_cakefleet_v1_session_proto_init() {
 	if File_cakefleet_v1_session_proto != nil {
 		return
 	}
+	file_cakefleet_v1_report_proto_init()
 	file_cakefleet_v1_shaping_proto_init()
-	file_cakefleet_v1_telemetry_proto_init()
 	file_cakefleet_v1_session_proto_msgTypes[0].OneofWrappers = []any{
 		(*ConnectRequest_Hello)(nil),
 		(*ConnectRequest_Status)(nil),

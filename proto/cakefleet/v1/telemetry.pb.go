@@ -81,1053 +81,6 @@ func (WorstBy) EnumDescriptor() ([]byte, []int) {
 	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{0}
 }
 
-// Histogram counts sojourn times in buckets whose bounds the engine defines;
-// trailing zero buckets are left out.
-type Histogram struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Packets in each bucket, from the smallest sojourn on.
-	Counts        []uint64 `protobuf:"varint,1,rep,packed,name=counts,proto3" json:"counts,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Histogram) Reset() {
-	*x = Histogram{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[0]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Histogram) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Histogram) ProtoMessage() {}
-
-func (x *Histogram) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[0]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Histogram.ProtoReflect.Descriptor instead.
-func (*Histogram) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{0}
-}
-
-func (x *Histogram) GetCounts() []uint64 {
-	if x != nil {
-		return x.Counts
-	}
-	return nil
-}
-
-// TinStats are the counters of one tin since the agent started.
-type TinStats struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the tin, such as "Best Effort".
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Rate above which the tin loses priority, bits per second.
-	ThresholdBps uint64 `protobuf:"varint,2,opt,name=threshold_bps,json=thresholdBps,proto3" json:"threshold_bps,omitempty"`
-	// Queueing delay aimed at.
-	TargetUs uint32 `protobuf:"varint,3,opt,name=target_us,json=targetUs,proto3" json:"target_us,omitempty"`
-	// Interval of the queue control.
-	IntervalUs uint32 `protobuf:"varint,4,opt,name=interval_us,json=intervalUs,proto3" json:"interval_us,omitempty"`
-	// Average of the sojourn time that rises fast.
-	PeakDelayUs uint32 `protobuf:"varint,5,opt,name=peak_delay_us,json=peakDelayUs,proto3" json:"peak_delay_us,omitempty"`
-	// Average of the sojourn time.
-	AvgDelayUs uint32 `protobuf:"varint,6,opt,name=avg_delay_us,json=avgDelayUs,proto3" json:"avg_delay_us,omitempty"`
-	// Average of the sojourn time that falls fast.
-	BaseDelayUs uint32 `protobuf:"varint,7,opt,name=base_delay_us,json=baseDelayUs,proto3" json:"base_delay_us,omitempty"`
-	// Bytes queued now.
-	BacklogBytes uint64 `protobuf:"varint,8,opt,name=backlog_bytes,json=backlogBytes,proto3" json:"backlog_bytes,omitempty"`
-	// Packets queued now.
-	BacklogPackets uint64 `protobuf:"varint,9,opt,name=backlog_packets,json=backlogPackets,proto3" json:"backlog_packets,omitempty"`
-	// Packets enqueued.
-	Packets uint64 `protobuf:"varint,10,opt,name=packets,proto3" json:"packets,omitempty"`
-	// Bytes enqueued.
-	Bytes uint64 `protobuf:"varint,11,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	// Hash look-ups that found their flow beyond the first way.
-	WayIndirectHits uint64 `protobuf:"varint,12,opt,name=way_indirect_hits,json=wayIndirectHits,proto3" json:"way_indirect_hits,omitempty"`
-	// Hash look-ups that took a free queue.
-	WayMisses uint64 `protobuf:"varint,13,opt,name=way_misses,json=wayMisses,proto3" json:"way_misses,omitempty"`
-	// Hash look-ups that had to share a queue.
-	WayCollisions uint64 `protobuf:"varint,14,opt,name=way_collisions,json=wayCollisions,proto3" json:"way_collisions,omitempty"`
-	// Packets dropped by the queue control or over the memory limit.
-	Drops uint64 `protobuf:"varint,15,opt,name=drops,proto3" json:"drops,omitempty"`
-	// Bytes of those.
-	DropBytes uint64 `protobuf:"varint,16,opt,name=drop_bytes,json=dropBytes,proto3" json:"drop_bytes,omitempty"`
-	// Packets marked CE.
-	Marks uint64 `protobuf:"varint,17,opt,name=marks,proto3" json:"marks,omitempty"`
-	// Bytes of those.
-	MarkBytes uint64 `protobuf:"varint,18,opt,name=mark_bytes,json=markBytes,proto3" json:"mark_bytes,omitempty"`
-	// Acknowledgements that the ACK filter removed.
-	AckDrops uint64 `protobuf:"varint,19,opt,name=ack_drops,json=ackDrops,proto3" json:"ack_drops,omitempty"`
-	// Bytes of those.
-	AckDropBytes uint64 `protobuf:"varint,20,opt,name=ack_drop_bytes,json=ackDropBytes,proto3" json:"ack_drop_bytes,omitempty"`
-	// Sparse and decaying flows now.
-	SparseFlows uint32 `protobuf:"varint,21,opt,name=sparse_flows,json=sparseFlows,proto3" json:"sparse_flows,omitempty"`
-	// Bulk flows now.
-	BulkFlows uint32 `protobuf:"varint,22,opt,name=bulk_flows,json=bulkFlows,proto3" json:"bulk_flows,omitempty"`
-	// Flows that do not respond to signals now.
-	UnresponsiveFlows uint32 `protobuf:"varint,23,opt,name=unresponsive_flows,json=unresponsiveFlows,proto3" json:"unresponsive_flows,omitempty"`
-	// Largest packet seen in bytes.
-	MaxLen uint32 `protobuf:"varint,24,opt,name=max_len,json=maxLen,proto3" json:"max_len,omitempty"`
-	// Quantum of a flow in bytes.
-	Quantum uint32 `protobuf:"varint,25,opt,name=quantum,proto3" json:"quantum,omitempty"`
-	// Sojourn times of delivered packets.
-	Sojourn *Histogram `protobuf:"bytes,26,opt,name=sojourn,proto3" json:"sojourn,omitempty"`
-	// Number of the tin in the scheduler, which is not its place in the list.
-	Index uint32 `protobuf:"varint,27,opt,name=index,proto3" json:"index,omitempty"`
-	// Hash look-ups that found their flow at the first way.
-	WayDirectHits uint64 `protobuf:"varint,28,opt,name=way_direct_hits,json=wayDirectHits,proto3" json:"way_direct_hits,omitempty"`
-	// The part of drops that the memory limit made.
-	OverflowDrops uint64 `protobuf:"varint,29,opt,name=overflow_drops,json=overflowDrops,proto3" json:"overflow_drops,omitempty"`
-	// The part of sparse_flows that are empty.
-	DecayingFlows uint32 `protobuf:"varint,30,opt,name=decaying_flows,json=decayingFlows,proto3" json:"decaying_flows,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *TinStats) Reset() {
-	*x = TinStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[1]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TinStats) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TinStats) ProtoMessage() {}
-
-func (x *TinStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[1]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TinStats.ProtoReflect.Descriptor instead.
-func (*TinStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{1}
-}
-
-func (x *TinStats) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *TinStats) GetThresholdBps() uint64 {
-	if x != nil {
-		return x.ThresholdBps
-	}
-	return 0
-}
-
-func (x *TinStats) GetTargetUs() uint32 {
-	if x != nil {
-		return x.TargetUs
-	}
-	return 0
-}
-
-func (x *TinStats) GetIntervalUs() uint32 {
-	if x != nil {
-		return x.IntervalUs
-	}
-	return 0
-}
-
-func (x *TinStats) GetPeakDelayUs() uint32 {
-	if x != nil {
-		return x.PeakDelayUs
-	}
-	return 0
-}
-
-func (x *TinStats) GetAvgDelayUs() uint32 {
-	if x != nil {
-		return x.AvgDelayUs
-	}
-	return 0
-}
-
-func (x *TinStats) GetBaseDelayUs() uint32 {
-	if x != nil {
-		return x.BaseDelayUs
-	}
-	return 0
-}
-
-func (x *TinStats) GetBacklogBytes() uint64 {
-	if x != nil {
-		return x.BacklogBytes
-	}
-	return 0
-}
-
-func (x *TinStats) GetBacklogPackets() uint64 {
-	if x != nil {
-		return x.BacklogPackets
-	}
-	return 0
-}
-
-func (x *TinStats) GetPackets() uint64 {
-	if x != nil {
-		return x.Packets
-	}
-	return 0
-}
-
-func (x *TinStats) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-func (x *TinStats) GetWayIndirectHits() uint64 {
-	if x != nil {
-		return x.WayIndirectHits
-	}
-	return 0
-}
-
-func (x *TinStats) GetWayMisses() uint64 {
-	if x != nil {
-		return x.WayMisses
-	}
-	return 0
-}
-
-func (x *TinStats) GetWayCollisions() uint64 {
-	if x != nil {
-		return x.WayCollisions
-	}
-	return 0
-}
-
-func (x *TinStats) GetDrops() uint64 {
-	if x != nil {
-		return x.Drops
-	}
-	return 0
-}
-
-func (x *TinStats) GetDropBytes() uint64 {
-	if x != nil {
-		return x.DropBytes
-	}
-	return 0
-}
-
-func (x *TinStats) GetMarks() uint64 {
-	if x != nil {
-		return x.Marks
-	}
-	return 0
-}
-
-func (x *TinStats) GetMarkBytes() uint64 {
-	if x != nil {
-		return x.MarkBytes
-	}
-	return 0
-}
-
-func (x *TinStats) GetAckDrops() uint64 {
-	if x != nil {
-		return x.AckDrops
-	}
-	return 0
-}
-
-func (x *TinStats) GetAckDropBytes() uint64 {
-	if x != nil {
-		return x.AckDropBytes
-	}
-	return 0
-}
-
-func (x *TinStats) GetSparseFlows() uint32 {
-	if x != nil {
-		return x.SparseFlows
-	}
-	return 0
-}
-
-func (x *TinStats) GetBulkFlows() uint32 {
-	if x != nil {
-		return x.BulkFlows
-	}
-	return 0
-}
-
-func (x *TinStats) GetUnresponsiveFlows() uint32 {
-	if x != nil {
-		return x.UnresponsiveFlows
-	}
-	return 0
-}
-
-func (x *TinStats) GetMaxLen() uint32 {
-	if x != nil {
-		return x.MaxLen
-	}
-	return 0
-}
-
-func (x *TinStats) GetQuantum() uint32 {
-	if x != nil {
-		return x.Quantum
-	}
-	return 0
-}
-
-func (x *TinStats) GetSojourn() *Histogram {
-	if x != nil {
-		return x.Sojourn
-	}
-	return nil
-}
-
-func (x *TinStats) GetIndex() uint32 {
-	if x != nil {
-		return x.Index
-	}
-	return 0
-}
-
-func (x *TinStats) GetWayDirectHits() uint64 {
-	if x != nil {
-		return x.WayDirectHits
-	}
-	return 0
-}
-
-func (x *TinStats) GetOverflowDrops() uint64 {
-	if x != nil {
-		return x.OverflowDrops
-	}
-	return 0
-}
-
-func (x *TinStats) GetDecayingFlows() uint32 {
-	if x != nil {
-		return x.DecayingFlows
-	}
-	return 0
-}
-
-// DirectionStats are the counters of one shaped direction since the agent
-// started, as tc -s qdisc shows them.
-type DirectionStats struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The configuration that runs.
-	Shaping *Shaping `protobuf:"bytes,1,opt,name=shaping,proto3" json:"shaping,omitempty"`
-	// Bytes delivered.
-	SentBytes uint64 `protobuf:"varint,2,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
-	// Packets delivered.
-	SentPackets uint64 `protobuf:"varint,3,opt,name=sent_packets,json=sentPackets,proto3" json:"sent_packets,omitempty"`
-	// Packets dropped for any reason.
-	Drops uint64 `protobuf:"varint,4,opt,name=drops,proto3" json:"drops,omitempty"`
-	// Times that the shaper held a packet back.
-	Overlimits uint64 `protobuf:"varint,5,opt,name=overlimits,proto3" json:"overlimits,omitempty"`
-	// Packets that the device refused and that were queued again.
-	Requeues uint64 `protobuf:"varint,6,opt,name=requeues,proto3" json:"requeues,omitempty"`
-	// Bytes queued now.
-	BacklogBytes uint64 `protobuf:"varint,7,opt,name=backlog_bytes,json=backlogBytes,proto3" json:"backlog_bytes,omitempty"`
-	// Packets queued now.
-	BacklogPackets uint64 `protobuf:"varint,8,opt,name=backlog_packets,json=backlogPackets,proto3" json:"backlog_packets,omitempty"`
-	// High-water mark of the memory that queued packets held, bytes.
-	MemoryUsed uint64 `protobuf:"varint,9,opt,name=memory_used,json=memoryUsed,proto3" json:"memory_used,omitempty"`
-	// Memory limit in bytes.
-	MemoryLimit uint64 `protobuf:"varint,10,opt,name=memory_limit,json=memoryLimit,proto3" json:"memory_limit,omitempty"`
-	// Estimated capacity in bits per second.
-	CapacityBps uint64 `protobuf:"varint,11,opt,name=capacity_bps,json=capacityBps,proto3" json:"capacity_bps,omitempty"`
-	// Smallest packet at the network layer in bytes; 65535 = none yet.
-	MinNetworkSize uint32 `protobuf:"varint,12,opt,name=min_network_size,json=minNetworkSize,proto3" json:"min_network_size,omitempty"`
-	// Largest packet at the network layer in bytes.
-	MaxNetworkSize uint32 `protobuf:"varint,13,opt,name=max_network_size,json=maxNetworkSize,proto3" json:"max_network_size,omitempty"`
-	// Smallest packet after overhead compensation in bytes; 65535 = none yet.
-	MinAdjustedSize uint32 `protobuf:"varint,14,opt,name=min_adjusted_size,json=minAdjustedSize,proto3" json:"min_adjusted_size,omitempty"`
-	// Largest packet after overhead compensation in bytes.
-	MaxAdjustedSize uint32 `protobuf:"varint,15,opt,name=max_adjusted_size,json=maxAdjustedSize,proto3" json:"max_adjusted_size,omitempty"`
-	// Average offset of the network header in bytes.
-	AvgHeaderOffset uint32 `protobuf:"varint,16,opt,name=avg_header_offset,json=avgHeaderOffset,proto3" json:"avg_header_offset,omitempty"`
-	// The tins in display order.
-	Tins          []*TinStats `protobuf:"bytes,17,rep,name=tins,proto3" json:"tins,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *DirectionStats) Reset() {
-	*x = DirectionStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[2]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *DirectionStats) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*DirectionStats) ProtoMessage() {}
-
-func (x *DirectionStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[2]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use DirectionStats.ProtoReflect.Descriptor instead.
-func (*DirectionStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{2}
-}
-
-func (x *DirectionStats) GetShaping() *Shaping {
-	if x != nil {
-		return x.Shaping
-	}
-	return nil
-}
-
-func (x *DirectionStats) GetSentBytes() uint64 {
-	if x != nil {
-		return x.SentBytes
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetSentPackets() uint64 {
-	if x != nil {
-		return x.SentPackets
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetDrops() uint64 {
-	if x != nil {
-		return x.Drops
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetOverlimits() uint64 {
-	if x != nil {
-		return x.Overlimits
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetRequeues() uint64 {
-	if x != nil {
-		return x.Requeues
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetBacklogBytes() uint64 {
-	if x != nil {
-		return x.BacklogBytes
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetBacklogPackets() uint64 {
-	if x != nil {
-		return x.BacklogPackets
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetMemoryUsed() uint64 {
-	if x != nil {
-		return x.MemoryUsed
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetMemoryLimit() uint64 {
-	if x != nil {
-		return x.MemoryLimit
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetCapacityBps() uint64 {
-	if x != nil {
-		return x.CapacityBps
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetMinNetworkSize() uint32 {
-	if x != nil {
-		return x.MinNetworkSize
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetMaxNetworkSize() uint32 {
-	if x != nil {
-		return x.MaxNetworkSize
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetMinAdjustedSize() uint32 {
-	if x != nil {
-		return x.MinAdjustedSize
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetMaxAdjustedSize() uint32 {
-	if x != nil {
-		return x.MaxAdjustedSize
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetAvgHeaderOffset() uint32 {
-	if x != nil {
-		return x.AvgHeaderOffset
-	}
-	return 0
-}
-
-func (x *DirectionStats) GetTins() []*TinStats {
-	if x != nil {
-		return x.Tins
-	}
-	return nil
-}
-
-// AgentStats are the agent's own cost and the data plane's health.
-type AgentStats struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// CPU time used since the agent started.
-	CpuTime *durationpb.Duration `protobuf:"bytes,1,opt,name=cpu_time,json=cpuTime,proto3" json:"cpu_time,omitempty"`
-	// Resident memory in bytes.
-	ResidentBytes uint64 `protobuf:"varint,2,opt,name=resident_bytes,json=residentBytes,proto3" json:"resident_bytes,omitempty"`
-	// Packets that passed unshaped because the data plane was not ready.
-	BypassedPackets uint64 `protobuf:"varint,3,opt,name=bypassed_packets,json=bypassedPackets,proto3" json:"bypassed_packets,omitempty"`
-	// Packets that the kernel could not queue to the data plane.
-	QueueOverflows uint64 `protobuf:"varint,4,opt,name=queue_overflows,json=queueOverflows,proto3" json:"queue_overflows,omitempty"`
-	// Packets read in one batch, average times 1000.
-	BatchSizeMilli uint32 `protobuf:"varint,5,opt,name=batch_size_milli,json=batchSizeMilli,proto3" json:"batch_size_milli,omitempty"`
-	// Reports that were never made because the controller did not take the one
-	// before in time. It costs resolution and no totals.
-	SkippedReports uint64 `protobuf:"varint,6,opt,name=skipped_reports,json=skippedReports,proto3" json:"skipped_reports,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
-}
-
-func (x *AgentStats) Reset() {
-	*x = AgentStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[3]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *AgentStats) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*AgentStats) ProtoMessage() {}
-
-func (x *AgentStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[3]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use AgentStats.ProtoReflect.Descriptor instead.
-func (*AgentStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{3}
-}
-
-func (x *AgentStats) GetCpuTime() *durationpb.Duration {
-	if x != nil {
-		return x.CpuTime
-	}
-	return nil
-}
-
-func (x *AgentStats) GetResidentBytes() uint64 {
-	if x != nil {
-		return x.ResidentBytes
-	}
-	return 0
-}
-
-func (x *AgentStats) GetBypassedPackets() uint64 {
-	if x != nil {
-		return x.BypassedPackets
-	}
-	return 0
-}
-
-func (x *AgentStats) GetQueueOverflows() uint64 {
-	if x != nil {
-		return x.QueueOverflows
-	}
-	return 0
-}
-
-func (x *AgentStats) GetBatchSizeMilli() uint32 {
-	if x != nil {
-		return x.BatchSizeMilli
-	}
-	return 0
-}
-
-func (x *AgentStats) GetSkippedReports() uint64 {
-	if x != nil {
-		return x.SkippedReports
-	}
-	return 0
-}
-
-// Report is one cumulative report. A lost one costs resolution, no totals.
-type Report struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Counts up from 1 within one boot.
-	Sequence uint64 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	// Boot that the counters belong to.
-	BootId string `protobuf:"bytes,2,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
-	// Time since the agent started, on its monotonic clock.
-	Uptime *durationpb.Duration `protobuf:"bytes,3,opt,name=uptime,proto3" json:"uptime,omitempty"`
-	// From the provider to the subscriber; absent while not shaped.
-	Down *DirectionStats `protobuf:"bytes,4,opt,name=down,proto3" json:"down,omitempty"`
-	// From the subscriber to the provider; absent while not shaped.
-	Up *DirectionStats `protobuf:"bytes,5,opt,name=up,proto3" json:"up,omitempty"`
-	// The agent's own cost.
-	Agent *AgentStats `protobuf:"bytes,6,opt,name=agent,proto3" json:"agent,omitempty"`
-	// If not 0, this is the difference from the report of the same stream and
-	// boot with this sequence: every integer below down, up, agent, probe and
-	// wan is new minus old in the zigzag encoding, whatever its type; zeros at the
-	// end of lists are left out. The first report of a stream is never one.
-	Since uint64 `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
-	// Delay to a host; absent while none is measured.
-	Probe *ProbeStats `protobuf:"bytes,8,opt,name=probe,proto3" json:"probe,omitempty"`
-	// The interface that is shaped; absent if nothing is known of it.
-	Wan *LinkState `protobuf:"bytes,9,opt,name=wan,proto3" json:"wan,omitempty"`
-	// If set, the report was sent on an earlier stream already, to the origin of
-	// this name (Settings.origin), and is sent again as the first of this one: a
-	// controller of another origin begins to count where that one ended, neither
-	// twice nor later.
-	Again         string `protobuf:"bytes,10,opt,name=again,proto3" json:"again,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Report) Reset() {
-	*x = Report{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Report) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Report) ProtoMessage() {}
-
-func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Report.ProtoReflect.Descriptor instead.
-func (*Report) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *Report) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Report) GetBootId() string {
-	if x != nil {
-		return x.BootId
-	}
-	return ""
-}
-
-func (x *Report) GetUptime() *durationpb.Duration {
-	if x != nil {
-		return x.Uptime
-	}
-	return nil
-}
-
-func (x *Report) GetDown() *DirectionStats {
-	if x != nil {
-		return x.Down
-	}
-	return nil
-}
-
-func (x *Report) GetUp() *DirectionStats {
-	if x != nil {
-		return x.Up
-	}
-	return nil
-}
-
-func (x *Report) GetAgent() *AgentStats {
-	if x != nil {
-		return x.Agent
-	}
-	return nil
-}
-
-func (x *Report) GetSince() uint64 {
-	if x != nil {
-		return x.Since
-	}
-	return 0
-}
-
-func (x *Report) GetProbe() *ProbeStats {
-	if x != nil {
-		return x.Probe
-	}
-	return nil
-}
-
-func (x *Report) GetWan() *LinkState {
-	if x != nil {
-		return x.Wan
-	}
-	return nil
-}
-
-func (x *Report) GetAgain() string {
-	if x != nil {
-		return x.Again
-	}
-	return ""
-}
-
-// ProbeStats is the delay from a router to a host and back, measured with ICMP
-// echoes through the shaped interface. Its counters begin anew with the agent
-// and with another host.
-type ProbeStats struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The host, as it was asked for.
-	Host string `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
-	// The address that echoes go to; empty while it is not known.
-	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// While both directions were below an eighth of their rate.
-	Idle *ProbeDelay `protobuf:"bytes,3,opt,name=idle,proto3" json:"idle,omitempty"`
-	// While only download was at half its rate or above.
-	Down *ProbeDelay `protobuf:"bytes,4,opt,name=down,proto3" json:"down,omitempty"`
-	// While only upload was at half its rate or above.
-	Up *ProbeDelay `protobuf:"bytes,5,opt,name=up,proto3" json:"up,omitempty"`
-	// While both directions were at half their rate or above.
-	Both *ProbeDelay `protobuf:"bytes,6,opt,name=both,proto3" json:"both,omitempty"`
-	// In between.
-	Light *ProbeDelay `protobuf:"bytes,7,opt,name=light,proto3" json:"light,omitempty"`
-	// Why the newest try could not be made; empty: it was.
-	Error         string `protobuf:"bytes,8,opt,name=error,proto3" json:"error,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ProbeStats) Reset() {
-	*x = ProbeStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ProbeStats) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ProbeStats) ProtoMessage() {}
-
-func (x *ProbeStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ProbeStats.ProtoReflect.Descriptor instead.
-func (*ProbeStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *ProbeStats) GetHost() string {
-	if x != nil {
-		return x.Host
-	}
-	return ""
-}
-
-func (x *ProbeStats) GetAddress() string {
-	if x != nil {
-		return x.Address
-	}
-	return ""
-}
-
-func (x *ProbeStats) GetIdle() *ProbeDelay {
-	if x != nil {
-		return x.Idle
-	}
-	return nil
-}
-
-func (x *ProbeStats) GetDown() *ProbeDelay {
-	if x != nil {
-		return x.Down
-	}
-	return nil
-}
-
-func (x *ProbeStats) GetUp() *ProbeDelay {
-	if x != nil {
-		return x.Up
-	}
-	return nil
-}
-
-func (x *ProbeStats) GetBoth() *ProbeDelay {
-	if x != nil {
-		return x.Both
-	}
-	return nil
-}
-
-func (x *ProbeStats) GetLight() *ProbeDelay {
-	if x != nil {
-		return x.Light
-	}
-	return nil
-}
-
-func (x *ProbeStats) GetError() string {
-	if x != nil {
-		return x.Error
-	}
-	return ""
-}
-
-// ProbeDelay counts echoes at one load of the link.
-type ProbeDelay struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Echoes that were answered, by how long it took; a lost one is in none of
-	// the buckets.
-	Delay *Histogram `protobuf:"bytes,1,opt,name=delay,proto3" json:"delay,omitempty"`
-	// Echoes without an answer within 3 s.
-	Lost          uint64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *ProbeDelay) Reset() {
-	*x = ProbeDelay{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *ProbeDelay) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*ProbeDelay) ProtoMessage() {}
-
-func (x *ProbeDelay) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use ProbeDelay.ProtoReflect.Descriptor instead.
-func (*ProbeDelay) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *ProbeDelay) GetDelay() *Histogram {
-	if x != nil {
-		return x.Delay
-	}
-	return nil
-}
-
-func (x *ProbeDelay) GetLost() uint64 {
-	if x != nil {
-		return x.Lost
-	}
-	return 0
-}
-
-// LinkState is what the kernel says of the shaped interface.
-type LinkState struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Its name.
-	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Its number; 0: there is no such interface.
-	Index uint32 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	// Whether it is switched on.
-	Up bool `protobuf:"varint,3,opt,name=up,proto3" json:"up,omitempty"`
-	// Whether there is something at the other end of the cable.
-	Carrier bool `protobuf:"varint,4,opt,name=carrier,proto3" json:"carrier,omitempty"`
-	// Speed of the cable in bits per second; 0: not known, or it has none.
-	SpeedBps uint64 `protobuf:"varint,5,opt,name=speed_bps,json=speedBps,proto3" json:"speed_bps,omitempty"`
-	// Largest packet of the network layer in bytes.
-	Mtu uint32 `protobuf:"varint,6,opt,name=mtu,proto3" json:"mtu,omitempty"`
-	// How often it came with another number since the agent started, such as by
-	// PPPoE that dialed anew.
-	Comings uint64 `protobuf:"varint,7,opt,name=comings,proto3" json:"comings,omitempty"`
-	// How often the carrier was lost since the agent started.
-	CarrierLosses uint64 `protobuf:"varint,8,opt,name=carrier_losses,json=carrierLosses,proto3" json:"carrier_losses,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LinkState) Reset() {
-	*x = LinkState{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LinkState) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LinkState) ProtoMessage() {}
-
-func (x *LinkState) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LinkState.ProtoReflect.Descriptor instead.
-func (*LinkState) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *LinkState) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *LinkState) GetIndex() uint32 {
-	if x != nil {
-		return x.Index
-	}
-	return 0
-}
-
-func (x *LinkState) GetUp() bool {
-	if x != nil {
-		return x.Up
-	}
-	return false
-}
-
-func (x *LinkState) GetCarrier() bool {
-	if x != nil {
-		return x.Carrier
-	}
-	return false
-}
-
-func (x *LinkState) GetSpeedBps() uint64 {
-	if x != nil {
-		return x.SpeedBps
-	}
-	return 0
-}
-
-func (x *LinkState) GetMtu() uint32 {
-	if x != nil {
-		return x.Mtu
-	}
-	return 0
-}
-
-func (x *LinkState) GetComings() uint64 {
-	if x != nil {
-		return x.Comings
-	}
-	return 0
-}
-
-func (x *LinkState) GetCarrierLosses() uint64 {
-	if x != nil {
-		return x.CarrierLosses
-	}
-	return 0
-}
-
 // GetRouterStatsRequest asks for one router's statistics.
 type GetRouterStatsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1139,7 +92,7 @@ type GetRouterStatsRequest struct {
 
 func (x *GetRouterStatsRequest) Reset() {
 	*x = GetRouterStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1151,7 +104,7 @@ func (x *GetRouterStatsRequest) String() string {
 func (*GetRouterStatsRequest) ProtoMessage() {}
 
 func (x *GetRouterStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1164,7 +117,7 @@ func (x *GetRouterStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterStatsRequest.ProtoReflect.Descriptor instead.
 func (*GetRouterStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{8}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{0}
 }
 
 func (x *GetRouterStatsRequest) GetRouterId() string {
@@ -1192,7 +145,7 @@ type GetRouterStatsResponse struct {
 
 func (x *GetRouterStatsResponse) Reset() {
 	*x = GetRouterStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +157,7 @@ func (x *GetRouterStatsResponse) String() string {
 func (*GetRouterStatsResponse) ProtoMessage() {}
 
 func (x *GetRouterStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +170,7 @@ func (x *GetRouterStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRouterStatsResponse.ProtoReflect.Descriptor instead.
 func (*GetRouterStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{9}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *GetRouterStatsResponse) GetReport() *Report {
@@ -1257,7 +210,7 @@ type ListPlanStatsRequest struct {
 
 func (x *ListPlanStatsRequest) Reset() {
 	*x = ListPlanStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1269,7 +222,7 @@ func (x *ListPlanStatsRequest) String() string {
 func (*ListPlanStatsRequest) ProtoMessage() {}
 
 func (x *ListPlanStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1282,7 +235,7 @@ func (x *ListPlanStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanStatsRequest.ProtoReflect.Descriptor instead.
 func (*ListPlanStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{10}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{2}
 }
 
 // ListPlanStatsResponse has one entry for each plan.
@@ -1299,7 +252,7 @@ type ListPlanStatsResponse struct {
 
 func (x *ListPlanStatsResponse) Reset() {
 	*x = ListPlanStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +264,7 @@ func (x *ListPlanStatsResponse) String() string {
 func (*ListPlanStatsResponse) ProtoMessage() {}
 
 func (x *ListPlanStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +277,7 @@ func (x *ListPlanStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPlanStatsResponse.ProtoReflect.Descriptor instead.
 func (*ListPlanStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{11}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ListPlanStatsResponse) GetPlans() []*PlanStats {
@@ -1362,7 +315,7 @@ type PlanStats struct {
 
 func (x *PlanStats) Reset() {
 	*x = PlanStats{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +327,7 @@ func (x *PlanStats) String() string {
 func (*PlanStats) ProtoMessage() {}
 
 func (x *PlanStats) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[12]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +340,7 @@ func (x *PlanStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanStats.ProtoReflect.Descriptor instead.
 func (*PlanStats) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{12}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PlanStats) GetPlan() string {
@@ -1456,7 +409,7 @@ type DirectionSums struct {
 
 func (x *DirectionSums) Reset() {
 	*x = DirectionSums{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[13]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +421,7 @@ func (x *DirectionSums) String() string {
 func (*DirectionSums) ProtoMessage() {}
 
 func (x *DirectionSums) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[13]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +434,7 @@ func (x *DirectionSums) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectionSums.ProtoReflect.Descriptor instead.
 func (*DirectionSums) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{13}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DirectionSums) GetSentBytes() uint64 {
@@ -1546,7 +499,7 @@ type ListRouterSamplesRequest struct {
 
 func (x *ListRouterSamplesRequest) Reset() {
 	*x = ListRouterSamplesRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[14]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1558,7 +511,7 @@ func (x *ListRouterSamplesRequest) String() string {
 func (*ListRouterSamplesRequest) ProtoMessage() {}
 
 func (x *ListRouterSamplesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[14]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1571,7 +524,7 @@ func (x *ListRouterSamplesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouterSamplesRequest.ProtoReflect.Descriptor instead.
 func (*ListRouterSamplesRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{14}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ListRouterSamplesRequest) GetRouterId() string {
@@ -1602,7 +555,7 @@ type ListRouterSamplesResponse struct {
 
 func (x *ListRouterSamplesResponse) Reset() {
 	*x = ListRouterSamplesResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[15]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1614,7 +567,7 @@ func (x *ListRouterSamplesResponse) String() string {
 func (*ListRouterSamplesResponse) ProtoMessage() {}
 
 func (x *ListRouterSamplesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[15]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1627,7 +580,7 @@ func (x *ListRouterSamplesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRouterSamplesResponse.ProtoReflect.Descriptor instead.
 func (*ListRouterSamplesResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{15}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListRouterSamplesResponse) GetSamples() []*RouterSample {
@@ -1669,7 +622,7 @@ type RouterSample struct {
 
 func (x *RouterSample) Reset() {
 	*x = RouterSample{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[16]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +634,7 @@ func (x *RouterSample) String() string {
 func (*RouterSample) ProtoMessage() {}
 
 func (x *RouterSample) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[16]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +647,7 @@ func (x *RouterSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouterSample.ProtoReflect.Descriptor instead.
 func (*RouterSample) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{16}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RouterSample) GetTime() *timestamppb.Timestamp {
@@ -1779,7 +732,7 @@ type DirectionSample struct {
 
 func (x *DirectionSample) Reset() {
 	*x = DirectionSample{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[17]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +744,7 @@ func (x *DirectionSample) String() string {
 func (*DirectionSample) ProtoMessage() {}
 
 func (x *DirectionSample) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[17]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +757,7 @@ func (x *DirectionSample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DirectionSample.ProtoReflect.Descriptor instead.
 func (*DirectionSample) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{17}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *DirectionSample) GetRateBps() uint64 {
@@ -1883,7 +836,7 @@ type ListWorstRequest struct {
 
 func (x *ListWorstRequest) Reset() {
 	*x = ListWorstRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[18]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +848,7 @@ func (x *ListWorstRequest) String() string {
 func (*ListWorstRequest) ProtoMessage() {}
 
 func (x *ListWorstRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[18]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +861,7 @@ func (x *ListWorstRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorstRequest.ProtoReflect.Descriptor instead.
 func (*ListWorstRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{18}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListWorstRequest) GetKind() string {
@@ -1960,7 +913,7 @@ type ListWorstResponse struct {
 
 func (x *ListWorstResponse) Reset() {
 	*x = ListWorstResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[19]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +925,7 @@ func (x *ListWorstResponse) String() string {
 func (*ListWorstResponse) ProtoMessage() {}
 
 func (x *ListWorstResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[19]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +938,7 @@ func (x *ListWorstResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorstResponse.ProtoReflect.Descriptor instead.
 func (*ListWorstResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{19}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ListWorstResponse) GetWorst() []*Worst {
@@ -2036,7 +989,7 @@ type Worst struct {
 
 func (x *Worst) Reset() {
 	*x = Worst{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[20]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2048,7 +1001,7 @@ func (x *Worst) String() string {
 func (*Worst) ProtoMessage() {}
 
 func (x *Worst) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[20]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2061,7 +1014,7 @@ func (x *Worst) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Worst.ProtoReflect.Descriptor instead.
 func (*Worst) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{20}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Worst) GetName() string {
@@ -2173,7 +1126,7 @@ type QueryStatsRequest struct {
 
 func (x *QueryStatsRequest) Reset() {
 	*x = QueryStatsRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[21]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +1138,7 @@ func (x *QueryStatsRequest) String() string {
 func (*QueryStatsRequest) ProtoMessage() {}
 
 func (x *QueryStatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[21]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +1151,7 @@ func (x *QueryStatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatsRequest.ProtoReflect.Descriptor instead.
 func (*QueryStatsRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{21}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *QueryStatsRequest) GetGroupBy() string {
@@ -2263,7 +1216,7 @@ type QueryStatsResponse struct {
 
 func (x *QueryStatsResponse) Reset() {
 	*x = QueryStatsResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[22]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +1228,7 @@ func (x *QueryStatsResponse) String() string {
 func (*QueryStatsResponse) ProtoMessage() {}
 
 func (x *QueryStatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[22]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +1241,7 @@ func (x *QueryStatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueryStatsResponse.ProtoReflect.Descriptor instead.
 func (*QueryStatsResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{22}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *QueryStatsResponse) GetSeries() []*StatsSeries {
@@ -2325,7 +1278,7 @@ type StatsSeries struct {
 
 func (x *StatsSeries) Reset() {
 	*x = StatsSeries{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[23]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +1290,7 @@ func (x *StatsSeries) String() string {
 func (*StatsSeries) ProtoMessage() {}
 
 func (x *StatsSeries) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[23]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +1303,7 @@ func (x *StatsSeries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsSeries.ProtoReflect.Descriptor instead.
 func (*StatsSeries) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{23}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StatsSeries) GetGroup() string {
@@ -2427,7 +1380,7 @@ type StatsPoint struct {
 
 func (x *StatsPoint) Reset() {
 	*x = StatsPoint{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[24]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2439,7 +1392,7 @@ func (x *StatsPoint) String() string {
 func (*StatsPoint) ProtoMessage() {}
 
 func (x *StatsPoint) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[24]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2452,7 +1405,7 @@ func (x *StatsPoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsPoint.ProtoReflect.Descriptor instead.
 func (*StatsPoint) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{24}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StatsPoint) GetTime() *timestamppb.Timestamp {
@@ -2566,7 +1519,7 @@ type StatsBucket struct {
 
 func (x *StatsBucket) Reset() {
 	*x = StatsBucket{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[25]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +1531,7 @@ func (x *StatsBucket) String() string {
 func (*StatsBucket) ProtoMessage() {}
 
 func (x *StatsBucket) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[25]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +1544,7 @@ func (x *StatsBucket) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsBucket.ProtoReflect.Descriptor instead.
 func (*StatsBucket) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{25}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StatsBucket) GetUpper() *durationpb.Duration {
@@ -2619,7 +1572,7 @@ type ExplainRouterRequest struct {
 
 func (x *ExplainRouterRequest) Reset() {
 	*x = ExplainRouterRequest{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[26]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +1584,7 @@ func (x *ExplainRouterRequest) String() string {
 func (*ExplainRouterRequest) ProtoMessage() {}
 
 func (x *ExplainRouterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[26]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +1597,7 @@ func (x *ExplainRouterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRouterRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRouterRequest) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{26}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExplainRouterRequest) GetRouterId() string {
@@ -2672,7 +1625,7 @@ type ExplainRouterResponse struct {
 
 func (x *ExplainRouterResponse) Reset() {
 	*x = ExplainRouterResponse{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[27]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +1637,7 @@ func (x *ExplainRouterResponse) String() string {
 func (*ExplainRouterResponse) ProtoMessage() {}
 
 func (x *ExplainRouterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[27]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +1650,7 @@ func (x *ExplainRouterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRouterResponse.ProtoReflect.Descriptor instead.
 func (*ExplainRouterResponse) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{27}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ExplainRouterResponse) GetFindings() []*Finding {
@@ -2744,7 +1697,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[28]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +1709,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[28]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +1722,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{28}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Finding) GetCause() string {
@@ -2806,7 +1759,7 @@ type Figure struct {
 
 func (x *Figure) Reset() {
 	*x = Figure{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[29]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +1771,7 @@ func (x *Figure) String() string {
 func (*Figure) ProtoMessage() {}
 
 func (x *Figure) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[29]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +1784,7 @@ func (x *Figure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Figure.ProtoReflect.Descriptor instead.
 func (*Figure) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{29}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Figure) GetName() string {
@@ -2861,7 +1814,7 @@ type RecentChange struct {
 
 func (x *RecentChange) Reset() {
 	*x = RecentChange{}
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[30]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2873,7 +1826,7 @@ func (x *RecentChange) String() string {
 func (*RecentChange) ProtoMessage() {}
 
 func (x *RecentChange) ProtoReflect() protoreflect.Message {
-	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[30]
+	mi := &file_cakefleet_v1_telemetry_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2886,7 +1839,7 @@ func (x *RecentChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecentChange.ProtoReflect.Descriptor instead.
 func (*RecentChange) Descriptor() ([]byte, []int) {
-	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{30}
+	return file_cakefleet_v1_telemetry_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RecentChange) GetTime() *timestamppb.Timestamp {
@@ -2907,113 +1860,7 @@ var File_cakefleet_v1_telemetry_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccakefleet/v1/telemetry.proto\x12\fcakefleet.v1\x1a\x1acakefleet/v1/shaping.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"'\n" +
-	"\tHistogram\x12\x1a\n" +
-	"\x06counts\x18\x01 \x03(\x04B\x02\x10\x01R\x06counts\"\xeb\a\n" +
-	"\bTinStats\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
-	"\rthreshold_bps\x18\x02 \x01(\x04R\fthresholdBps\x12\x1b\n" +
-	"\ttarget_us\x18\x03 \x01(\rR\btargetUs\x12\x1f\n" +
-	"\vinterval_us\x18\x04 \x01(\rR\n" +
-	"intervalUs\x12\"\n" +
-	"\rpeak_delay_us\x18\x05 \x01(\rR\vpeakDelayUs\x12 \n" +
-	"\favg_delay_us\x18\x06 \x01(\rR\n" +
-	"avgDelayUs\x12\"\n" +
-	"\rbase_delay_us\x18\a \x01(\rR\vbaseDelayUs\x12#\n" +
-	"\rbacklog_bytes\x18\b \x01(\x04R\fbacklogBytes\x12'\n" +
-	"\x0fbacklog_packets\x18\t \x01(\x04R\x0ebacklogPackets\x12\x18\n" +
-	"\apackets\x18\n" +
-	" \x01(\x04R\apackets\x12\x14\n" +
-	"\x05bytes\x18\v \x01(\x04R\x05bytes\x12*\n" +
-	"\x11way_indirect_hits\x18\f \x01(\x04R\x0fwayIndirectHits\x12\x1d\n" +
-	"\n" +
-	"way_misses\x18\r \x01(\x04R\twayMisses\x12%\n" +
-	"\x0eway_collisions\x18\x0e \x01(\x04R\rwayCollisions\x12\x14\n" +
-	"\x05drops\x18\x0f \x01(\x04R\x05drops\x12\x1d\n" +
-	"\n" +
-	"drop_bytes\x18\x10 \x01(\x04R\tdropBytes\x12\x14\n" +
-	"\x05marks\x18\x11 \x01(\x04R\x05marks\x12\x1d\n" +
-	"\n" +
-	"mark_bytes\x18\x12 \x01(\x04R\tmarkBytes\x12\x1b\n" +
-	"\tack_drops\x18\x13 \x01(\x04R\backDrops\x12$\n" +
-	"\x0eack_drop_bytes\x18\x14 \x01(\x04R\fackDropBytes\x12!\n" +
-	"\fsparse_flows\x18\x15 \x01(\rR\vsparseFlows\x12\x1d\n" +
-	"\n" +
-	"bulk_flows\x18\x16 \x01(\rR\tbulkFlows\x12-\n" +
-	"\x12unresponsive_flows\x18\x17 \x01(\rR\x11unresponsiveFlows\x12\x17\n" +
-	"\amax_len\x18\x18 \x01(\rR\x06maxLen\x12\x18\n" +
-	"\aquantum\x18\x19 \x01(\rR\aquantum\x121\n" +
-	"\asojourn\x18\x1a \x01(\v2\x17.cakefleet.v1.HistogramR\asojourn\x12\x14\n" +
-	"\x05index\x18\x1b \x01(\rR\x05index\x12&\n" +
-	"\x0fway_direct_hits\x18\x1c \x01(\x04R\rwayDirectHits\x12%\n" +
-	"\x0eoverflow_drops\x18\x1d \x01(\x04R\roverflowDrops\x12%\n" +
-	"\x0edecaying_flows\x18\x1e \x01(\rR\rdecayingFlows\"\x8e\x05\n" +
-	"\x0eDirectionStats\x12/\n" +
-	"\ashaping\x18\x01 \x01(\v2\x15.cakefleet.v1.ShapingR\ashaping\x12\x1d\n" +
-	"\n" +
-	"sent_bytes\x18\x02 \x01(\x04R\tsentBytes\x12!\n" +
-	"\fsent_packets\x18\x03 \x01(\x04R\vsentPackets\x12\x14\n" +
-	"\x05drops\x18\x04 \x01(\x04R\x05drops\x12\x1e\n" +
-	"\n" +
-	"overlimits\x18\x05 \x01(\x04R\n" +
-	"overlimits\x12\x1a\n" +
-	"\brequeues\x18\x06 \x01(\x04R\brequeues\x12#\n" +
-	"\rbacklog_bytes\x18\a \x01(\x04R\fbacklogBytes\x12'\n" +
-	"\x0fbacklog_packets\x18\b \x01(\x04R\x0ebacklogPackets\x12\x1f\n" +
-	"\vmemory_used\x18\t \x01(\x04R\n" +
-	"memoryUsed\x12!\n" +
-	"\fmemory_limit\x18\n" +
-	" \x01(\x04R\vmemoryLimit\x12!\n" +
-	"\fcapacity_bps\x18\v \x01(\x04R\vcapacityBps\x12(\n" +
-	"\x10min_network_size\x18\f \x01(\rR\x0eminNetworkSize\x12(\n" +
-	"\x10max_network_size\x18\r \x01(\rR\x0emaxNetworkSize\x12*\n" +
-	"\x11min_adjusted_size\x18\x0e \x01(\rR\x0fminAdjustedSize\x12*\n" +
-	"\x11max_adjusted_size\x18\x0f \x01(\rR\x0fmaxAdjustedSize\x12*\n" +
-	"\x11avg_header_offset\x18\x10 \x01(\rR\x0favgHeaderOffset\x12*\n" +
-	"\x04tins\x18\x11 \x03(\v2\x16.cakefleet.v1.TinStatsR\x04tins\"\x90\x02\n" +
-	"\n" +
-	"AgentStats\x124\n" +
-	"\bcpu_time\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\acpuTime\x12%\n" +
-	"\x0eresident_bytes\x18\x02 \x01(\x04R\rresidentBytes\x12)\n" +
-	"\x10bypassed_packets\x18\x03 \x01(\x04R\x0fbypassedPackets\x12'\n" +
-	"\x0fqueue_overflows\x18\x04 \x01(\x04R\x0equeueOverflows\x12(\n" +
-	"\x10batch_size_milli\x18\x05 \x01(\rR\x0ebatchSizeMilli\x12'\n" +
-	"\x0fskipped_reports\x18\x06 \x01(\x04R\x0eskippedReports\"\x87\x03\n" +
-	"\x06Report\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x17\n" +
-	"\aboot_id\x18\x02 \x01(\tR\x06bootId\x121\n" +
-	"\x06uptime\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x06uptime\x120\n" +
-	"\x04down\x18\x04 \x01(\v2\x1c.cakefleet.v1.DirectionStatsR\x04down\x12,\n" +
-	"\x02up\x18\x05 \x01(\v2\x1c.cakefleet.v1.DirectionStatsR\x02up\x12.\n" +
-	"\x05agent\x18\x06 \x01(\v2\x18.cakefleet.v1.AgentStatsR\x05agent\x12\x14\n" +
-	"\x05since\x18\a \x01(\x04R\x05since\x12.\n" +
-	"\x05probe\x18\b \x01(\v2\x18.cakefleet.v1.ProbeStatsR\x05probe\x12)\n" +
-	"\x03wan\x18\t \x01(\v2\x17.cakefleet.v1.LinkStateR\x03wan\x12\x14\n" +
-	"\x05again\x18\n" +
-	" \x01(\tR\x05again\"\xb4\x02\n" +
-	"\n" +
-	"ProbeStats\x12\x12\n" +
-	"\x04host\x18\x01 \x01(\tR\x04host\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\x12,\n" +
-	"\x04idle\x18\x03 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x04idle\x12,\n" +
-	"\x04down\x18\x04 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x04down\x12(\n" +
-	"\x02up\x18\x05 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x02up\x12,\n" +
-	"\x04both\x18\x06 \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x04both\x12.\n" +
-	"\x05light\x18\a \x01(\v2\x18.cakefleet.v1.ProbeDelayR\x05light\x12\x14\n" +
-	"\x05error\x18\b \x01(\tR\x05error\"O\n" +
-	"\n" +
-	"ProbeDelay\x12-\n" +
-	"\x05delay\x18\x01 \x01(\v2\x17.cakefleet.v1.HistogramR\x05delay\x12\x12\n" +
-	"\x04lost\x18\x02 \x01(\x04R\x04lost\"\xcf\x01\n" +
-	"\tLinkState\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\rR\x05index\x12\x0e\n" +
-	"\x02up\x18\x03 \x01(\bR\x02up\x12\x18\n" +
-	"\acarrier\x18\x04 \x01(\bR\acarrier\x12\x1b\n" +
-	"\tspeed_bps\x18\x05 \x01(\x04R\bspeedBps\x12\x10\n" +
-	"\x03mtu\x18\x06 \x01(\rR\x03mtu\x12\x18\n" +
-	"\acomings\x18\a \x01(\x04R\acomings\x12%\n" +
-	"\x0ecarrier_losses\x18\b \x01(\x04R\rcarrierLosses\"4\n" +
+	"\x1ccakefleet/v1/telemetry.proto\x12\fcakefleet.v1\x1a\x19cakefleet/v1/report.proto\x1a\x1acakefleet/v1/shaping.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"4\n" +
 	"\x15GetRouterStatsRequest\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\"\xd4\x01\n" +
 	"\x16GetRouterStatsResponse\x12,\n" +
@@ -3176,115 +2023,92 @@ func file_cakefleet_v1_telemetry_proto_rawDescGZIP() []byte {
 }
 
 var file_cakefleet_v1_telemetry_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cakefleet_v1_telemetry_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_cakefleet_v1_telemetry_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_cakefleet_v1_telemetry_proto_goTypes = []any{
 	(WorstBy)(0),                      // 0: cakefleet.v1.WorstBy
-	(*Histogram)(nil),                 // 1: cakefleet.v1.Histogram
-	(*TinStats)(nil),                  // 2: cakefleet.v1.TinStats
-	(*DirectionStats)(nil),            // 3: cakefleet.v1.DirectionStats
-	(*AgentStats)(nil),                // 4: cakefleet.v1.AgentStats
-	(*Report)(nil),                    // 5: cakefleet.v1.Report
-	(*ProbeStats)(nil),                // 6: cakefleet.v1.ProbeStats
-	(*ProbeDelay)(nil),                // 7: cakefleet.v1.ProbeDelay
-	(*LinkState)(nil),                 // 8: cakefleet.v1.LinkState
-	(*GetRouterStatsRequest)(nil),     // 9: cakefleet.v1.GetRouterStatsRequest
-	(*GetRouterStatsResponse)(nil),    // 10: cakefleet.v1.GetRouterStatsResponse
-	(*ListPlanStatsRequest)(nil),      // 11: cakefleet.v1.ListPlanStatsRequest
-	(*ListPlanStatsResponse)(nil),     // 12: cakefleet.v1.ListPlanStatsResponse
-	(*PlanStats)(nil),                 // 13: cakefleet.v1.PlanStats
-	(*DirectionSums)(nil),             // 14: cakefleet.v1.DirectionSums
-	(*ListRouterSamplesRequest)(nil),  // 15: cakefleet.v1.ListRouterSamplesRequest
-	(*ListRouterSamplesResponse)(nil), // 16: cakefleet.v1.ListRouterSamplesResponse
-	(*RouterSample)(nil),              // 17: cakefleet.v1.RouterSample
-	(*DirectionSample)(nil),           // 18: cakefleet.v1.DirectionSample
-	(*ListWorstRequest)(nil),          // 19: cakefleet.v1.ListWorstRequest
-	(*ListWorstResponse)(nil),         // 20: cakefleet.v1.ListWorstResponse
-	(*Worst)(nil),                     // 21: cakefleet.v1.Worst
-	(*QueryStatsRequest)(nil),         // 22: cakefleet.v1.QueryStatsRequest
-	(*QueryStatsResponse)(nil),        // 23: cakefleet.v1.QueryStatsResponse
-	(*StatsSeries)(nil),               // 24: cakefleet.v1.StatsSeries
-	(*StatsPoint)(nil),                // 25: cakefleet.v1.StatsPoint
-	(*StatsBucket)(nil),               // 26: cakefleet.v1.StatsBucket
-	(*ExplainRouterRequest)(nil),      // 27: cakefleet.v1.ExplainRouterRequest
-	(*ExplainRouterResponse)(nil),     // 28: cakefleet.v1.ExplainRouterResponse
-	(*Finding)(nil),                   // 29: cakefleet.v1.Finding
-	(*Figure)(nil),                    // 30: cakefleet.v1.Figure
-	(*RecentChange)(nil),              // 31: cakefleet.v1.RecentChange
-	(*Shaping)(nil),                   // 32: cakefleet.v1.Shaping
-	(*durationpb.Duration)(nil),       // 33: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 34: google.protobuf.Timestamp
+	(*GetRouterStatsRequest)(nil),     // 1: cakefleet.v1.GetRouterStatsRequest
+	(*GetRouterStatsResponse)(nil),    // 2: cakefleet.v1.GetRouterStatsResponse
+	(*ListPlanStatsRequest)(nil),      // 3: cakefleet.v1.ListPlanStatsRequest
+	(*ListPlanStatsResponse)(nil),     // 4: cakefleet.v1.ListPlanStatsResponse
+	(*PlanStats)(nil),                 // 5: cakefleet.v1.PlanStats
+	(*DirectionSums)(nil),             // 6: cakefleet.v1.DirectionSums
+	(*ListRouterSamplesRequest)(nil),  // 7: cakefleet.v1.ListRouterSamplesRequest
+	(*ListRouterSamplesResponse)(nil), // 8: cakefleet.v1.ListRouterSamplesResponse
+	(*RouterSample)(nil),              // 9: cakefleet.v1.RouterSample
+	(*DirectionSample)(nil),           // 10: cakefleet.v1.DirectionSample
+	(*ListWorstRequest)(nil),          // 11: cakefleet.v1.ListWorstRequest
+	(*ListWorstResponse)(nil),         // 12: cakefleet.v1.ListWorstResponse
+	(*Worst)(nil),                     // 13: cakefleet.v1.Worst
+	(*QueryStatsRequest)(nil),         // 14: cakefleet.v1.QueryStatsRequest
+	(*QueryStatsResponse)(nil),        // 15: cakefleet.v1.QueryStatsResponse
+	(*StatsSeries)(nil),               // 16: cakefleet.v1.StatsSeries
+	(*StatsPoint)(nil),                // 17: cakefleet.v1.StatsPoint
+	(*StatsBucket)(nil),               // 18: cakefleet.v1.StatsBucket
+	(*ExplainRouterRequest)(nil),      // 19: cakefleet.v1.ExplainRouterRequest
+	(*ExplainRouterResponse)(nil),     // 20: cakefleet.v1.ExplainRouterResponse
+	(*Finding)(nil),                   // 21: cakefleet.v1.Finding
+	(*Figure)(nil),                    // 22: cakefleet.v1.Figure
+	(*RecentChange)(nil),              // 23: cakefleet.v1.RecentChange
+	(*Report)(nil),                    // 24: cakefleet.v1.Report
+	(*timestamppb.Timestamp)(nil),     // 25: google.protobuf.Timestamp
+	(*Histogram)(nil),                 // 26: cakefleet.v1.Histogram
+	(*durationpb.Duration)(nil),       // 27: google.protobuf.Duration
 }
 var file_cakefleet_v1_telemetry_proto_depIdxs = []int32{
-	1,  // 0: cakefleet.v1.TinStats.sojourn:type_name -> cakefleet.v1.Histogram
-	32, // 1: cakefleet.v1.DirectionStats.shaping:type_name -> cakefleet.v1.Shaping
-	2,  // 2: cakefleet.v1.DirectionStats.tins:type_name -> cakefleet.v1.TinStats
-	33, // 3: cakefleet.v1.AgentStats.cpu_time:type_name -> google.protobuf.Duration
-	33, // 4: cakefleet.v1.Report.uptime:type_name -> google.protobuf.Duration
-	3,  // 5: cakefleet.v1.Report.down:type_name -> cakefleet.v1.DirectionStats
-	3,  // 6: cakefleet.v1.Report.up:type_name -> cakefleet.v1.DirectionStats
-	4,  // 7: cakefleet.v1.Report.agent:type_name -> cakefleet.v1.AgentStats
-	6,  // 8: cakefleet.v1.Report.probe:type_name -> cakefleet.v1.ProbeStats
-	8,  // 9: cakefleet.v1.Report.wan:type_name -> cakefleet.v1.LinkState
-	7,  // 10: cakefleet.v1.ProbeStats.idle:type_name -> cakefleet.v1.ProbeDelay
-	7,  // 11: cakefleet.v1.ProbeStats.down:type_name -> cakefleet.v1.ProbeDelay
-	7,  // 12: cakefleet.v1.ProbeStats.up:type_name -> cakefleet.v1.ProbeDelay
-	7,  // 13: cakefleet.v1.ProbeStats.both:type_name -> cakefleet.v1.ProbeDelay
-	7,  // 14: cakefleet.v1.ProbeStats.light:type_name -> cakefleet.v1.ProbeDelay
-	1,  // 15: cakefleet.v1.ProbeDelay.delay:type_name -> cakefleet.v1.Histogram
-	5,  // 16: cakefleet.v1.GetRouterStatsResponse.report:type_name -> cakefleet.v1.Report
-	34, // 17: cakefleet.v1.GetRouterStatsResponse.received_time:type_name -> google.protobuf.Timestamp
-	13, // 18: cakefleet.v1.ListPlanStatsResponse.plans:type_name -> cakefleet.v1.PlanStats
-	14, // 19: cakefleet.v1.PlanStats.down:type_name -> cakefleet.v1.DirectionSums
-	14, // 20: cakefleet.v1.PlanStats.up:type_name -> cakefleet.v1.DirectionSums
-	1,  // 21: cakefleet.v1.DirectionSums.sojourn:type_name -> cakefleet.v1.Histogram
-	34, // 22: cakefleet.v1.ListRouterSamplesRequest.start_time:type_name -> google.protobuf.Timestamp
-	17, // 23: cakefleet.v1.ListRouterSamplesResponse.samples:type_name -> cakefleet.v1.RouterSample
-	34, // 24: cakefleet.v1.RouterSample.time:type_name -> google.protobuf.Timestamp
-	33, // 25: cakefleet.v1.RouterSample.span:type_name -> google.protobuf.Duration
-	33, // 26: cakefleet.v1.RouterSample.cpu_time:type_name -> google.protobuf.Duration
-	18, // 27: cakefleet.v1.RouterSample.down:type_name -> cakefleet.v1.DirectionSample
-	18, // 28: cakefleet.v1.RouterSample.up:type_name -> cakefleet.v1.DirectionSample
-	33, // 29: cakefleet.v1.DirectionSample.sojourn_p50:type_name -> google.protobuf.Duration
-	33, // 30: cakefleet.v1.DirectionSample.sojourn_p99:type_name -> google.protobuf.Duration
-	0,  // 31: cakefleet.v1.ListWorstRequest.by:type_name -> cakefleet.v1.WorstBy
-	21, // 32: cakefleet.v1.ListWorstResponse.worst:type_name -> cakefleet.v1.Worst
-	33, // 33: cakefleet.v1.Worst.sojourn_p50:type_name -> google.protobuf.Duration
-	33, // 34: cakefleet.v1.Worst.sojourn_p99:type_name -> google.protobuf.Duration
-	34, // 35: cakefleet.v1.QueryStatsRequest.start_time:type_name -> google.protobuf.Timestamp
-	34, // 36: cakefleet.v1.QueryStatsRequest.end_time:type_name -> google.protobuf.Timestamp
-	33, // 37: cakefleet.v1.QueryStatsRequest.step:type_name -> google.protobuf.Duration
-	24, // 38: cakefleet.v1.QueryStatsResponse.series:type_name -> cakefleet.v1.StatsSeries
-	33, // 39: cakefleet.v1.QueryStatsResponse.step:type_name -> google.protobuf.Duration
-	25, // 40: cakefleet.v1.StatsSeries.points:type_name -> cakefleet.v1.StatsPoint
-	34, // 41: cakefleet.v1.StatsPoint.time:type_name -> google.protobuf.Timestamp
-	33, // 42: cakefleet.v1.StatsPoint.p50:type_name -> google.protobuf.Duration
-	33, // 43: cakefleet.v1.StatsPoint.p90:type_name -> google.protobuf.Duration
-	33, // 44: cakefleet.v1.StatsPoint.p99:type_name -> google.protobuf.Duration
-	33, // 45: cakefleet.v1.StatsPoint.max:type_name -> google.protobuf.Duration
-	26, // 46: cakefleet.v1.StatsPoint.sojourn:type_name -> cakefleet.v1.StatsBucket
-	33, // 47: cakefleet.v1.StatsBucket.upper:type_name -> google.protobuf.Duration
-	29, // 48: cakefleet.v1.ExplainRouterResponse.findings:type_name -> cakefleet.v1.Finding
-	31, // 49: cakefleet.v1.ExplainRouterResponse.changes:type_name -> cakefleet.v1.RecentChange
-	33, // 50: cakefleet.v1.ExplainRouterResponse.window:type_name -> google.protobuf.Duration
-	30, // 51: cakefleet.v1.Finding.figures:type_name -> cakefleet.v1.Figure
-	34, // 52: cakefleet.v1.RecentChange.time:type_name -> google.protobuf.Timestamp
-	9,  // 53: cakefleet.v1.TelemetryService.GetRouterStats:input_type -> cakefleet.v1.GetRouterStatsRequest
-	11, // 54: cakefleet.v1.TelemetryService.ListPlanStats:input_type -> cakefleet.v1.ListPlanStatsRequest
-	15, // 55: cakefleet.v1.TelemetryService.ListRouterSamples:input_type -> cakefleet.v1.ListRouterSamplesRequest
-	19, // 56: cakefleet.v1.TelemetryService.ListWorst:input_type -> cakefleet.v1.ListWorstRequest
-	22, // 57: cakefleet.v1.TelemetryService.QueryStats:input_type -> cakefleet.v1.QueryStatsRequest
-	27, // 58: cakefleet.v1.TelemetryService.ExplainRouter:input_type -> cakefleet.v1.ExplainRouterRequest
-	10, // 59: cakefleet.v1.TelemetryService.GetRouterStats:output_type -> cakefleet.v1.GetRouterStatsResponse
-	12, // 60: cakefleet.v1.TelemetryService.ListPlanStats:output_type -> cakefleet.v1.ListPlanStatsResponse
-	16, // 61: cakefleet.v1.TelemetryService.ListRouterSamples:output_type -> cakefleet.v1.ListRouterSamplesResponse
-	20, // 62: cakefleet.v1.TelemetryService.ListWorst:output_type -> cakefleet.v1.ListWorstResponse
-	23, // 63: cakefleet.v1.TelemetryService.QueryStats:output_type -> cakefleet.v1.QueryStatsResponse
-	28, // 64: cakefleet.v1.TelemetryService.ExplainRouter:output_type -> cakefleet.v1.ExplainRouterResponse
-	59, // [59:65] is the sub-list for method output_type
-	53, // [53:59] is the sub-list for method input_type
-	53, // [53:53] is the sub-list for extension type_name
-	53, // [53:53] is the sub-list for extension extendee
-	0,  // [0:53] is the sub-list for field type_name
+	24, // 0: cakefleet.v1.GetRouterStatsResponse.report:type_name -> cakefleet.v1.Report
+	25, // 1: cakefleet.v1.GetRouterStatsResponse.received_time:type_name -> google.protobuf.Timestamp
+	5,  // 2: cakefleet.v1.ListPlanStatsResponse.plans:type_name -> cakefleet.v1.PlanStats
+	6,  // 3: cakefleet.v1.PlanStats.down:type_name -> cakefleet.v1.DirectionSums
+	6,  // 4: cakefleet.v1.PlanStats.up:type_name -> cakefleet.v1.DirectionSums
+	26, // 5: cakefleet.v1.DirectionSums.sojourn:type_name -> cakefleet.v1.Histogram
+	25, // 6: cakefleet.v1.ListRouterSamplesRequest.start_time:type_name -> google.protobuf.Timestamp
+	9,  // 7: cakefleet.v1.ListRouterSamplesResponse.samples:type_name -> cakefleet.v1.RouterSample
+	25, // 8: cakefleet.v1.RouterSample.time:type_name -> google.protobuf.Timestamp
+	27, // 9: cakefleet.v1.RouterSample.span:type_name -> google.protobuf.Duration
+	27, // 10: cakefleet.v1.RouterSample.cpu_time:type_name -> google.protobuf.Duration
+	10, // 11: cakefleet.v1.RouterSample.down:type_name -> cakefleet.v1.DirectionSample
+	10, // 12: cakefleet.v1.RouterSample.up:type_name -> cakefleet.v1.DirectionSample
+	27, // 13: cakefleet.v1.DirectionSample.sojourn_p50:type_name -> google.protobuf.Duration
+	27, // 14: cakefleet.v1.DirectionSample.sojourn_p99:type_name -> google.protobuf.Duration
+	0,  // 15: cakefleet.v1.ListWorstRequest.by:type_name -> cakefleet.v1.WorstBy
+	13, // 16: cakefleet.v1.ListWorstResponse.worst:type_name -> cakefleet.v1.Worst
+	27, // 17: cakefleet.v1.Worst.sojourn_p50:type_name -> google.protobuf.Duration
+	27, // 18: cakefleet.v1.Worst.sojourn_p99:type_name -> google.protobuf.Duration
+	25, // 19: cakefleet.v1.QueryStatsRequest.start_time:type_name -> google.protobuf.Timestamp
+	25, // 20: cakefleet.v1.QueryStatsRequest.end_time:type_name -> google.protobuf.Timestamp
+	27, // 21: cakefleet.v1.QueryStatsRequest.step:type_name -> google.protobuf.Duration
+	16, // 22: cakefleet.v1.QueryStatsResponse.series:type_name -> cakefleet.v1.StatsSeries
+	27, // 23: cakefleet.v1.QueryStatsResponse.step:type_name -> google.protobuf.Duration
+	17, // 24: cakefleet.v1.StatsSeries.points:type_name -> cakefleet.v1.StatsPoint
+	25, // 25: cakefleet.v1.StatsPoint.time:type_name -> google.protobuf.Timestamp
+	27, // 26: cakefleet.v1.StatsPoint.p50:type_name -> google.protobuf.Duration
+	27, // 27: cakefleet.v1.StatsPoint.p90:type_name -> google.protobuf.Duration
+	27, // 28: cakefleet.v1.StatsPoint.p99:type_name -> google.protobuf.Duration
+	27, // 29: cakefleet.v1.StatsPoint.max:type_name -> google.protobuf.Duration
+	18, // 30: cakefleet.v1.StatsPoint.sojourn:type_name -> cakefleet.v1.StatsBucket
+	27, // 31: cakefleet.v1.StatsBucket.upper:type_name -> google.protobuf.Duration
+	21, // 32: cakefleet.v1.ExplainRouterResponse.findings:type_name -> cakefleet.v1.Finding
+	23, // 33: cakefleet.v1.ExplainRouterResponse.changes:type_name -> cakefleet.v1.RecentChange
+	27, // 34: cakefleet.v1.ExplainRouterResponse.window:type_name -> google.protobuf.Duration
+	22, // 35: cakefleet.v1.Finding.figures:type_name -> cakefleet.v1.Figure
+	25, // 36: cakefleet.v1.RecentChange.time:type_name -> google.protobuf.Timestamp
+	1,  // 37: cakefleet.v1.TelemetryService.GetRouterStats:input_type -> cakefleet.v1.GetRouterStatsRequest
+	3,  // 38: cakefleet.v1.TelemetryService.ListPlanStats:input_type -> cakefleet.v1.ListPlanStatsRequest
+	7,  // 39: cakefleet.v1.TelemetryService.ListRouterSamples:input_type -> cakefleet.v1.ListRouterSamplesRequest
+	11, // 40: cakefleet.v1.TelemetryService.ListWorst:input_type -> cakefleet.v1.ListWorstRequest
+	14, // 41: cakefleet.v1.TelemetryService.QueryStats:input_type -> cakefleet.v1.QueryStatsRequest
+	19, // 42: cakefleet.v1.TelemetryService.ExplainRouter:input_type -> cakefleet.v1.ExplainRouterRequest
+	2,  // 43: cakefleet.v1.TelemetryService.GetRouterStats:output_type -> cakefleet.v1.GetRouterStatsResponse
+	4,  // 44: cakefleet.v1.TelemetryService.ListPlanStats:output_type -> cakefleet.v1.ListPlanStatsResponse
+	8,  // 45: cakefleet.v1.TelemetryService.ListRouterSamples:output_type -> cakefleet.v1.ListRouterSamplesResponse
+	12, // 46: cakefleet.v1.TelemetryService.ListWorst:output_type -> cakefleet.v1.ListWorstResponse
+	15, // 47: cakefleet.v1.TelemetryService.QueryStats:output_type -> cakefleet.v1.QueryStatsResponse
+	20, // 48: cakefleet.v1.TelemetryService.ExplainRouter:output_type -> cakefleet.v1.ExplainRouterResponse
+	43, // [43:49] is the sub-list for method output_type
+	37, // [37:43] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_cakefleet_v1_telemetry_proto_init() }
@@ -3292,6 +2116,7 @@ func file_cakefleet_v1_telemetry_proto_init() {
 	if File_cakefleet_v1_telemetry_proto != nil {
 		return
 	}
+	file_cakefleet_v1_report_proto_init()
 	file_cakefleet_v1_shaping_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3299,7 +2124,7 @@ func file_cakefleet_v1_telemetry_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cakefleet_v1_telemetry_proto_rawDesc), len(file_cakefleet_v1_telemetry_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   31,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
