@@ -1860,7 +1860,7 @@ var File_cakefleet_v1_telemetry_proto protoreflect.FileDescriptor
 
 const file_cakefleet_v1_telemetry_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccakefleet/v1/telemetry.proto\x12\fcakefleet.v1\x1a\x19cakefleet/v1/report.proto\x1a\x1acakefleet/v1/shaping.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"4\n" +
+	"\x1ccakefleet/v1/telemetry.proto\x12\fcakefleet.v1\x1a\x19cakefleet/v1/report.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"4\n" +
 	"\x15GetRouterStatsRequest\x12\x1b\n" +
 	"\trouter_id\x18\x01 \x01(\tR\brouterId\"\xd4\x01\n" +
 	"\x16GetRouterStatsResponse\x12,\n" +
@@ -2117,7 +2117,6 @@ func file_cakefleet_v1_telemetry_proto_init() {
 		return
 	}
 	file_cakefleet_v1_report_proto_init()
-	file_cakefleet_v1_shaping_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
