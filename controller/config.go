@@ -12,6 +12,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/cakefleet/cakefleet/controller/access"
 	"github.com/cakefleet/cakefleet/controller/api"
 	"github.com/cakefleet/cakefleet/controller/door"
 	"github.com/cakefleet/cakefleet/controller/history"
@@ -32,6 +33,8 @@ type Config struct {
 	Version         string // of this program
 
 	ViewerLabels []string // labels of subscribers that viewers see; the others are personal
+
+	OIDC access.OIDC // whose tokens operators may come with; without an issuer nobody's
 
 	AuditAge     time.Duration // how long the audit log goes back
 	AuditEntries int           // that it has at most
@@ -99,6 +102,7 @@ func DefaultConfig() Config {
 		MaxReports:      5000,
 		MaxSessionAge:   12 * time.Hour,
 		ViewerLabels:    api.DefaultViewerLabels,
+		OIDC:            access.OIDC{NameClaim: access.DefaultNameClaim, RoleClaim: access.DefaultRoleClaim},
 		AuditAge:        365 * 24 * time.Hour,
 		AuditEntries:    100_000,
 	}
@@ -149,6 +153,9 @@ func (c Config) validate() error {
 		return fmt.Errorf("report interval %v: must be %v to %v", c.ReportInterval, minInterval, maxInterval)
 	}
 	if err := c.validateRollups(); err != nil {
+		return err
+	}
+	if err := c.OIDC.Validate(); err != nil {
 		return err
 	}
 	for _, door := range []struct{ name, address string }{{"agents", c.ListenAgents}, {"operators", c.ListenOperators}, {"HTTP", c.ListenHTTP}, {"metrics", c.ListenAdmin}, {"other controllers", c.ListenPeers}} {

@@ -258,6 +258,9 @@ func (c *Controller) servers(st *store.Store, trust *identity.Trust, people, adm
 		return nil, err
 	}
 	control := access.New(st)
+	if err := control.UseOIDC(c.config.OIDC, c.logger.Named("oidc")); err != nil {
+		return nil, err
+	}
 	address := c.config.ListenAgents
 	if peers != nil {
 		if address, err = c.advertise(peers.Addr()); err != nil {

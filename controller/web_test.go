@@ -1,6 +1,7 @@
 package controller_test
 
 import (
+	"bytes"
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
@@ -8,12 +9,19 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cakefleet/cakefleet/controller"
+	"github.com/cakefleet/cakefleet/controller/access"
+	"github.com/cakefleet/cakefleet/controller/access/accesstest"
+	"github.com/cakefleet/cakefleet/controller/identity"
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
 
@@ -179,6 +187,63 @@ func TestRESTTokens(t *testing.T) {
 	code, m := r.rest(admin, "GET", "/v1/audit?what=subscriber/1", "")
 	if text := fmt.Sprint(m); code != 200 || !strings.Contains(text, "UpdateSubscriber") || !strings.Contains(text, "127.0.0.1") || !strings.Contains(text, "who:admin") {
 		t.Errorf("%d %s", code, text)
+	}
+}
+
+// Tokens of an identity provider open every door of operators, and the log says
+// whose they were; while the provider is away, and at its start, all others do.
+func TestOIDC(t *testing.T) {
+	issuer := accesstest.NewIssuer(t)
+	issuer.Down.Store(true)
+	key := issuer.Rotate("1")
+	var logging sync.Mutex
+	var logged bytes.Buffer
+	r := start(t, t.TempDir(), func(c *controller.Config) {
+		c.OIDC.Issuer, c.OIDC.Audience = issuer.URL, "cakefleet"
+		c.OIDC.Roles = []access.OIDCRole{{Role: identity.Operator, Value: "netops"}, {Role: identity.Viewer, Value: "support"}}
+		c.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: &logged, Mutex: &logging})
+	})
+	token := func(group string) string {
+		return key.Token(map[string]any{"iss": issuer.URL, "aud": "cakefleet", "sub": "1", "email": "ada@isp.example", "groups": []string{group}, "exp": time.Now().Add(time.Hour).Unix()})
+	}
+	operator, viewer := token("netops"), token("support")
+	own, c := r.token("noc", "OPERATOR_ROLE_VIEWER"), r.client()
+	if code, m := r.rest(c, "GET", "/v1/plans", "", "Authorization", "Bearer "+operator); code != 503 || !strings.Contains(fmt.Sprint(m), issuer.URL) {
+		t.Errorf("provider away: %d %v", code, m)
+	}
+	if code, m := r.rest(c, "GET", "/v1/plans", "", "Authorization", "Bearer "+own); code != 200 {
+		t.Errorf("own token, provider away: %d %v", code, m)
+	}
+	issuer.Down.Store(false)
+	code := 0
+	for deadline := time.Now().Add(time.Minute); code != 200 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		code, _ = r.rest(c, "GET", "/v1/plans", "", "Authorization", "Bearer "+operator)
+	}
+	if code != 200 {
+		t.Errorf("provider back: %d", code)
+	}
+	if code, m := r.rest(c, "PATCH", "/v1/plans/gold?allow_missing=true", `{"link": {"down": {"rate_bps": "1000000"}}}`, "Authorization", "Bearer "+operator); code != 200 {
+		t.Errorf("operator: %d %v", code, m)
+	}
+	if code, m := r.rest(c, "DELETE", "/v1/plans/gold", "", "Authorization", "Bearer "+viewer); code != 403 || !strings.Contains(fmt.Sprint(m), "ada@isp.example is viewer here") {
+		t.Errorf("viewer: %d %v", code, m)
+	}
+	if code, m := r.rest(c, "GET", "/api/v1/query?query=1", "", "Authorization", "Bearer "+viewer); code != 200 {
+		t.Errorf("Prometheus API: %d %v", code, m)
+	}
+	via := "oidc " + strings.TrimPrefix(issuer.URL, "http://")
+	if code, m := r.rest(r.admin(), "GET", "/v1/audit?what=plan/gold", ""); code != 200 || !strings.Contains(fmt.Sprint(m), "via:"+via) || !strings.Contains(fmt.Sprint(m), "who:ada@isp.example") {
+		t.Errorf("audit: %d %v", code, m)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+viewer)
+	who, err := pb.NewOperatorServiceClient(r.Dial(t, r.Operators)).WhoAmI(ctx, &pb.WhoAmIRequest{})
+	if err != nil || who.GetName() != "ada@isp.example" || who.GetRole() != pb.OperatorRole_OPERATOR_ROLE_VIEWER || who.GetVia() != via {
+		t.Errorf("gRPC: %v, %v", who, err)
+	}
+	logging.Lock()
+	defer logging.Unlock()
+	if text := logged.String(); strings.Contains(text, "eyJ") || !strings.Contains(text, "identity provider is known") {
+		t.Errorf("log:\n%s", text)
 	}
 }
 

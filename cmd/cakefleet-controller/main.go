@@ -63,6 +63,7 @@ func run(args []string) error {
 	f.StringVar(&c.CAKey, "ca-key", "", "PEM `file` with the key of that authority")
 	f.BoolVar(&c.ReplaceAuthority, "replace-authority", false, "make this controller's authority the fleet's in place of another one; every router has to join again")
 	f.StringVar(&seen, "viewer-labels", strings.Join(c.ViewerLabels, ","), "`labels` of subscribers that viewers see, separated by commas; all others are hidden from them")
+	oidcFlags(f, &c.OIDC)
 	f.DurationVar(&c.AuditAge, "audit-age", c.AuditAge, "how `long` the audit log goes back")
 	f.IntVar(&c.AuditEntries, "audit-entries", c.AuditEntries, "`number` of changes that the audit log has at most")
 	f.DurationVar(&c.ReportInterval, "report-interval", c.ReportInterval, "`time` between two reports of an agent")

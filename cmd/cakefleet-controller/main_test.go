@@ -80,7 +80,9 @@ func TestRefusesArguments(t *testing.T) {
 		"cakefleet-controller: flag provided but not defined: -insecure; see cakefleet-controller --help\n":        {"--insecure"},
 		"cakefleet-controller: invalid value \"x\" for flag -audit-entries: parse error; see cakefleet-controller": {"--audit-entries", "x"},
 		"not defined: -bogus; see cakefleet-controller restore --help\n":                                           {"restore", "--bogus"},
-		"report interval 1ns": {"--report-interval", "1ns"},
+		"report interval 1ns":                                      {"--report-interval", "1ns"},
+		"oidc: the audience is missing (--oidc-audience":           {"--oidc-issuer", "https://id.example.net"},
+		"for flag -oidc-role: \"admin\": must be ROLE=VALUE, such": {"--oidc-role", "admin"},
 	} {
 		out, err := program(t, args...).CombinedOutput()
 		if err == nil || !strings.Contains(string(out), want) || strings.Count(string(out), "\n") != 1 {

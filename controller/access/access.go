@@ -44,6 +44,7 @@ type Control struct {
 	store    *store.Store
 	throttle *throttle
 	pace     pace
+	oidc     *provider // nil: there is none
 	now      func() time.Time
 }
 
@@ -54,7 +55,7 @@ func New(s *store.Store) *Control {
 
 // Admit returns who shows these credentials. A token counts before a
 // certificate, because somebody has chosen to show it. Errors:
-// ErrNoCredentials, ErrRefused, ErrThrottled, ErrTooFast.
+// ErrNoCredentials, ErrRefused, ErrThrottled, ErrTooFast, ErrIssuer.
 func (c *Control) Admit(cred Credentials) (identity.Caller, error) {
 	who, err := c.recognise(cred)
 	if err == nil && !c.pace.allows(who.Name, c.now()) {
@@ -104,6 +105,14 @@ func (c *Control) admitToken(cred Credentials) (identity.Caller, error) {
 	now := c.now()
 	if !c.throttle.allows(cred.Address, now) {
 		return identity.Caller{}, ErrThrottled
+	}
+	if scheme, text, _ := strings.Cut(cred.Authorization, " "); c.oidc != nil && strings.EqualFold(scheme, "Bearer") && isJWT(text) {
+		who, err := c.oidc.admit(strings.TrimSpace(text))
+		if errors.Is(err, ErrRefused) {
+			c.throttle.failed(cred.Address, now)
+		}
+		who.Address = cred.Address
+		return who, err
 	}
 	t, err := parseAuthorization(cred.Authorization)
 	if err != nil {

@@ -147,6 +147,8 @@ func admitOperator(ctx context.Context, method string, c identity.Caller, err er
 		return ctx, who, status.Error(codes.Unauthenticated, err.Error())
 	case errors.Is(err, access.ErrThrottled), errors.Is(err, access.ErrTooFast):
 		return ctx, who, status.Error(codes.ResourceExhausted, err.Error())
+	case errors.Is(err, access.ErrIssuer):
+		return ctx, who, status.Error(codes.FailedPrecondition, err.Error())
 	case err != nil:
 		return ctx, who, status.Error(codes.PermissionDenied, err.Error())
 	}

@@ -49,7 +49,7 @@ func ParseOperatorRole(word string) (OperatorRole, error) {
 type Caller struct {
 	Name    string
 	Role    OperatorRole
-	Via     string // how it was proved: "certificate", or "token" and the token's id
+	Via     string // how it was proved: "certificate", "token" and the token's id, or "oidc" and the issuer's host
 	Address string // host of the other end; empty if it is not known
 }
 

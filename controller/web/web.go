@@ -127,6 +127,8 @@ func grpcCode(code int) int {
 		return 5
 	case http.StatusTooManyRequests:
 		return 8
+	case http.StatusServiceUnavailable:
+		return 14
 	case http.StatusInternalServerError:
 		return 13
 	default:
@@ -181,6 +183,9 @@ func (e *entrance) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case errors.Is(err, access.ErrThrottled):
 		seen.Header().Set("Retry-After", "60")
 		Error(seen, http.StatusTooManyRequests, err)
+		return
+	case errors.Is(err, access.ErrIssuer):
+		Error(seen, http.StatusServiceUnavailable, err)
 		return
 	case err != nil:
 		Error(seen, http.StatusForbidden, err)

@@ -91,6 +91,13 @@ func (a *app) tls(options *[]grpc.DialOption) (*tls.Config, error) {
 	}
 	if a.token != "" {
 		*options = append(*options, grpc.WithPerRPCCredentials(bearer(a.token)))
+		if strings.Count(a.token, ".") == 2 {
+			path, err := a.expand(a.credentials)
+			if err != nil {
+				return nil, err
+			}
+			return authorityTLS(path)
+		}
 		return tokenTLS(context.Background(), a.controller, a.token)
 	}
 	path, err := a.expand(a.credentials)

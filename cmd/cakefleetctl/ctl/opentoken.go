@@ -6,9 +6,11 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 	"time"
 )
@@ -74,4 +76,30 @@ func tokenTLS(ctx context.Context, address, token string) (*tls.Config, error) {
 		}
 	}
 	return nil, fmt.Errorf("controller %s is not of the fleet that the token is for", address)
+}
+
+// authorityTLS returns how to speak to a controller of the authorities in a PEM
+// file, for tokens of an identity provider, which name no fleet. What else is in
+// the file is left alone, so that an operator's credentials will do.
+func authorityTLS(path string) (*tls.Config, error) {
+	const why = "a token of an identity provider does not name the fleet: say --credentials FILE or set " + envCredentials + " with ca.pem of the controller's data directory"
+	rest, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf(why+" (%w)", err)
+	}
+	roots, n := x509.NewCertPool(), 0
+	for {
+		var block *pem.Block
+		if block, rest = pem.Decode(rest); block == nil {
+			break
+		}
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil && c.IsCA {
+			roots.AddCert(c)
+			n++
+		}
+	}
+	if n == 0 {
+		return nil, fmt.Errorf("%s: has no authority's certificate; "+why, path)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS13, ServerName: serverName, RootCAs: roots}, nil
 }

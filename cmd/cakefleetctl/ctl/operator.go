@@ -50,6 +50,11 @@ certificate, or with a token, which programs such as Grafana can have too:
   cakefleetctl operator token noc --ttl 2160h --note grafana
   CAKEFLEET_TOKEN=cfo1... cakefleetctl whoami
 
+If the controller was started with --oidc-issuer, a token of that identity
+provider does as well, with the fleet's authority to know the controller by:
+
+  CAKEFLEET_TOKEN=eyJ... cakefleetctl --credentials ca.pem whoami
+
 The first admin is the one whose operator.pem the controller wrote at its first
 start. If no admin can come in any more, remove that file and start the
 controller again.`

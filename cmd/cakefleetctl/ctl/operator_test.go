@@ -7,10 +7,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/cakefleet/cakefleet/cmd/cakefleetctl/ctl"
 	"github.com/cakefleet/cakefleet/controller"
+	"github.com/cakefleet/cakefleet/controller/access"
+	"github.com/cakefleet/cakefleet/controller/access/accesstest"
 	"github.com/cakefleet/cakefleet/controller/controllertest"
+	"github.com/cakefleet/cakefleet/controller/identity"
 )
 
 // realController runs a controller, with etcd and all, until the test ends.
@@ -116,4 +120,21 @@ func firstRevision(t *testing.T, env map[string]string) int {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// A token of an identity provider comes in with the fleet's authority beside it,
+// and nowhere without.
+func TestOIDC(t *testing.T) {
+	issuer := accesstest.NewIssuer(t)
+	c := controllertest.Config(t.TempDir())
+	c.OIDC.Issuer, c.OIDC.Audience, c.OIDC.Roles = issuer.URL, "cakefleet", []access.OIDCRole{{Role: identity.Operator, Value: "netops"}}
+	r := controllertest.Start(t, c)
+	token := issuer.Rotate("1").Token(map[string]any{"iss": issuer.URL, "aud": "cakefleet", "sub": "ada", "groups": "netops", "exp": time.Now().Add(time.Hour).Unix()})
+	env := map[string]string{"CAKEFLEET_CONTROLLER": r.Operators.String(), "CAKEFLEET_TOKEN": token, "CAKEFLEET_CREDENTIALS": filepath.Join(filepath.Dir(r.Credentials), "ca.pem")}
+	want(t, env, 0, "ada, operator, by oidc "+strings.TrimPrefix(issuer.URL, "http://")+", from 127.0.0.1", "whoami")
+	env["CAKEFLEET_CREDENTIALS"] = filepath.Join(t.TempDir(), "ca.pem")
+	want(t, env, 1, "does not name the fleet", "whoami")
+	_, other := realController(t)
+	env["CAKEFLEET_CREDENTIALS"] = other["CAKEFLEET_CREDENTIALS"]
+	want(t, env, 1, "unknown authority", "whoami")
 }
