@@ -9,7 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const countTable = "testnet-count"
+// The rules of links are told apart by their user data. Kernels of routers may
+// have no counters with names.
+const (
+	countTable = "testnet-count"
+	countChain = "postrouting"
+)
 
 // CountSmall counts what leaves through a link in packets of at most maxBytes
 // at the IP layer, such as acknowledgements. It counts behind everything that
@@ -23,18 +28,17 @@ func (n *Namespace) CountSmall(link string, maxBytes uint16) error {
 	copy(ifname, link)
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: countTable})
 	chain := c.AddChain(&nftables.Chain{
-		Name: "postrouting", Table: table, Type: nftables.ChainTypeFilter,
+		Name: countChain, Table: table, Type: nftables.ChainTypeFilter,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityLast,
 	})
-	c.AddObj(&nftables.NamedObj{Table: table, Name: link, Type: nftables.ObjTypeCounter, Obj: &expr.Counter{}})
-	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, UserData: []byte(link), Exprs: []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: ifname},
 		&expr.Meta{Key: expr.MetaKeyLEN, Register: 1},
 		// Registers are compared byte by byte.
 		&expr.Byteorder{SourceRegister: 1, DestRegister: 1, Op: expr.ByteorderHton, Len: 4, Size: 4},
 		&expr.Cmp{Op: expr.CmpOpLte, Register: 1, Data: binaryutil.BigEndian.PutUint32(uint32(maxBytes))},
-		&expr.Objref{Type: unix.NFT_OBJECT_COUNTER, Name: link},
+		&expr.Counter{},
 	}})
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("count small packets on %s/%s: %w", n.Name, link, err)
@@ -48,17 +52,15 @@ func (n *Namespace) Small(link string) (packets, bytes uint64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("open nftables in %s: %w", n.Name, err)
 	}
-	obj, err := c.GetObject(&nftables.NamedObj{
-		Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: countTable},
-		Name:  link, Type: nftables.ObjTypeCounter,
-	})
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: countTable}
+	rules, err := c.GetRules(table, &nftables.Chain{Table: table, Name: countChain})
 	if err != nil {
 		return 0, 0, fmt.Errorf("read counter of %s/%s: %w", n.Name, link, err)
 	}
-	if o, ok := obj.(*nftables.NamedObj); ok {
-		if counter, ok := o.Obj.(*expr.Counter); ok {
+	for _, r := range rules {
+		if counter, ok := r.Exprs[len(r.Exprs)-1].(*expr.Counter); ok && string(r.UserData) == link {
 			return counter.Packets, counter.Bytes, nil
 		}
 	}
-	return 0, 0, fmt.Errorf("read counter of %s/%s: it is a %T", n.Name, link, obj)
+	return 0, 0, fmt.Errorf("read counter of %s/%s: there is none", n.Name, link)
 }
