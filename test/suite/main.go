@@ -108,7 +108,7 @@ func steps(pkgs packages) []step {
 var (
 	onDebian = []string{
 		"./agent/dataplane/...", "./agent/probe", "./internal/testnet:^TestRouter$",
-		"./test/netns:^(TestVLAN|TestPPPoE|TestPPPoEKinds|TestFault108|TestFault122_Kinds)$",
+		"./test/netns:^(TestPPPoE|TestFault108)$",
 	}
 	onMIPS = []string{"./agent/dataplane/kernel", "./agent/dataplane/internal/...", "./agent/dataplane/auto"}
 )
