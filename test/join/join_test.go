@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
@@ -22,12 +21,11 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"github.com/cakefleet/cakefleet/agent"
 	"github.com/cakefleet/cakefleet/agent/dataplane/dataplanetest"
 	agentidentity "github.com/cakefleet/cakefleet/agent/identity"
-	"github.com/cakefleet/cakefleet/controller"
+	"github.com/cakefleet/cakefleet/controller/controllertest"
 	"github.com/cakefleet/cakefleet/controller/identity"
 	"github.com/cakefleet/cakefleet/engine"
 	"github.com/cakefleet/cakefleet/internal/plan"
@@ -61,7 +59,7 @@ type isp struct {
 	dir     string
 	address string // of the agents' door
 	log     *logBuffer
-	ready   controller.Ready
+	ready   *controllertest.Running
 	stop    func()
 
 	routers pb.RouterServiceClient
@@ -81,65 +79,37 @@ func newISP(t *testing.T) *isp {
 }
 
 // run runs a controller on the folder until stop, or the test, ends.
-func (p *isp) run(replaceAuthority bool) (controller.Ready, error) {
+func (p *isp) run(replaceAuthority bool) (*controllertest.Running, error) {
 	p.t.Helper()
-	cfg := controller.DefaultConfig()
-	cfg.DataDir, cfg.ListenAgents, cfg.ListenOperators, cfg.ListenHTTP, cfg.ListenAdmin = p.dir, p.address, "127.0.0.1:0", "", ""
+	cfg := controllertest.Config(p.dir)
+	cfg.ListenAgents = p.address
 	cfg.History.Retention = 0
 	cfg.ReplaceAuthority = replaceAuthority
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Level: hclog.Trace, Output: p.log})
-	ready := make(chan controller.Ready, 1)
-	cfg.Ready = func(r controller.Ready) { ready <- r }
-	c, err := controller.New(cfg)
+	r, err := controllertest.Run(cfg)
 	if err != nil {
-		p.t.Fatal(err)
+		return nil, err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	select {
-	case r := <-ready:
-		p.address, p.ready = r.Agents.String(), r
-		p.stop = sync.OnceFunc(func() {
-			cancel()
-			if err := <-done; err != nil {
-				p.t.Errorf("controller: %v", err)
-			}
-		})
-		p.t.Cleanup(p.stop)
-		return r, nil
-	case err := <-done:
-		cancel()
-		return controller.Ready{}, err
-	}
+	p.address, p.ready = r.Agents.String(), r
+	p.stop = sync.OnceFunc(func() {
+		if err := r.Stop(); err != nil {
+			p.t.Errorf("controller: %v", err)
+		}
+	})
+	p.t.Cleanup(p.stop)
+	return r, nil
 }
 
 // connect connects an operator.
-func (p *isp) connect(r controller.Ready) *grpc.ClientConn {
+func (p *isp) connect(r *controllertest.Running) *grpc.ClientConn {
 	p.t.Helper()
-	text, err := os.ReadFile(r.Credentials)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	pair, err := tls.X509KeyPair(text, text)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(text[bytes.LastIndex(text, []byte("-----BEGIN CERTIFICATE")):])
-	conn, err := grpc.NewClient("passthrough:///"+r.Operators.String(), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		MinVersion: tls.VersionTLS13, ServerName: identity.ServerName, RootCAs: roots, Certificates: []tls.Certificate{pair},
-	})))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.t.Cleanup(func() { _ = conn.Close() })
+	conn := r.Operate(p.t)
 	p.routers, p.tokens, p.joins = pb.NewRouterServiceClient(conn), pb.NewTokenServiceClient(conn), pb.NewJoinServiceClient(conn)
 	return conn
 }
 
 // operate connects an operator and makes a plan with a subscriber.
-func (p *isp) operate(r controller.Ready) {
+func (p *isp) operate(r *controllertest.Running) {
 	conn := p.connect(r)
 	l := plan.DefaultLink()
 	l.Down.Rate, l.Up.Rate = 20e6, 2e6
