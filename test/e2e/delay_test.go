@@ -17,7 +17,8 @@ import (
 func (f *fleet) report(t *testing.T, home int) plan.Report {
 	t.Helper()
 	var resp pb.GetRouterStatsResponse
-	must(t, protojson.Unmarshal([]byte(f.ctl(t, "stats", routerID(home), "-o", "json")), &resp))
+	out := f.ask(t, "a report of "+routerID(home), func(string) bool { return true }, "stats", routerID(home), "-o", "json")
+	must(t, protojson.Unmarshal([]byte(out), &resp))
 	r, err := wire.ToReport(resp.GetReport())
 	must(t, err)
 	return r

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -134,6 +135,29 @@ func (f *fleet) ctl(t *testing.T, args ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return out
+}
+
+// ask runs cakefleetctl until what it says fits, and returns that. It may fail
+// meanwhile: of a router that has only just come, the controller has nothing to
+// show yet.
+func (f *fleet) ask(t *testing.T, what string, fits func(out string) bool, args ...string) string {
+	t.Helper()
+	var out string
+	f.await(t, what, func(ctx context.Context) error {
+		for {
+			said, err := f.Ctl(ctx, nil, args...)
+			if err == nil && fits(said) {
+				out = said
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("%w; the last was:\n%s", errors.Join(context.Cause(ctx), err), said)
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+	})
 	return out
 }
 

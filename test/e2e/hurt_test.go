@@ -44,23 +44,7 @@ func TestNeverHurts(t *testing.T) {
 // shows waits until a command about the first router prints some words.
 func (f *fleet) shows(t *testing.T, words string, args ...string) {
 	t.Helper()
-	text := ""
-	f.await(t, words, func(ctx context.Context) error {
-		for {
-			var err error
-			if text, err = f.Ctl(ctx, nil, args...); err != nil {
-				return fmt.Errorf("%w; the last was:\n%s", err, text)
-			}
-			if strings.Contains(text, words) {
-				return nil
-			}
-			select {
-			case <-ctx.Done():
-				return fmt.Errorf("%w; the last was:\n%s", context.Cause(ctx), text)
-			case <-time.After(200 * time.Millisecond):
-			}
-		}
-	})
+	f.ask(t, words, func(text string) bool { return strings.Contains(text, words) }, args...)
 }
 
 func (f *fleet) routerShows(t *testing.T, words string) {
@@ -244,15 +228,7 @@ func renamed(t *testing.T, f *fleet, h *homes.Home) {
 	online(t, f, homes.Server6, "when it was told")
 	must(t, h.Rename("other", homes.WAN))
 	online(t, f, homes.Server4, "under its name")
-	f.await(t, "the interface again", func(ctx context.Context) error {
-		for {
-			shown, err := f.Ctl(ctx, nil, "router", "show", routerID(0))
-			if err != nil || !strings.Contains(shown, "InterfaceUp") {
-				return err
-			}
-			time.Sleep(200 * time.Millisecond)
-		}
-	})
+	f.ask(t, "the interface again", func(shown string) bool { return !strings.Contains(shown, "InterfaceUp") }, "router", "show", routerID(0))
 	f.awaitSync(t, 0)
 }
 

@@ -157,10 +157,7 @@ func (f *Fleet) Routers(ctx context.Context) ([]RouterState, error) {
 // program of the fleet has ended.
 func (f *Fleet) Await(ctx context.Context, fits func(RouterState) bool) error {
 	for {
-		states, err := f.Routers(ctx)
-		if err != nil {
-			return err
-		}
+		states, asked := f.Routers(ctx)
 		n := 0
 		for _, s := range states {
 			if fits(s) {
@@ -175,7 +172,7 @@ func (f *Fleet) Await(ctx context.Context, fits func(RouterState) bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w; the routers are: %+v", context.Cause(ctx), states)
+			return fmt.Errorf("%w; the routers are: %+v", errors.Join(context.Cause(ctx), asked), states)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

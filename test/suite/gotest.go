@@ -30,9 +30,15 @@ type event struct {
 type result struct {
 	passed, failed int // tests, subtests left out
 	failures       []failure
+	unsteady       []failure // of tests that passed when they ran again
 	skips          []skip
 	err            error
+
+	again []test // what failed and may be due to a busy machine, subtests left out
+	hard  bool   // something failed that is not
 }
+
+type test struct{ pkg, name string }
 
 type skip struct{ pkg, test, reason string }
 
@@ -160,8 +166,10 @@ func (r *reader) testEnded(e event, output []string) {
 	case "fail":
 		if !sub {
 			r.failed++
+			r.again = append(r.again, test{e.Package, e.Test})
 		}
 		for _, o := range output {
+			r.hard = r.hard || loud.MatchString(o)
 			if !strings.HasPrefix(o, "=== ") {
 				_, _ = io.WriteString(r.out, o)
 			}
@@ -191,10 +199,12 @@ func (r *reader) packageEnded(e event) {
 		return
 	}
 	of := r.held[e.Package]
+	r.hard = r.hard || slices.ContainsFunc(of[""], loud.MatchString)
 	for _, test := range slices.Sorted(maps.Keys(of)) {
 		if test == "" {
 			continue
 		}
+		r.hard = true
 		r.failed++
 		_, _ = io.WriteString(r.out, strings.Join(of[test], ""))
 		if said := telling(of[test]); len(said) > 0 {
@@ -203,8 +213,10 @@ func (r *reader) packageEnded(e event) {
 	}
 	switch {
 	case e.FailedBuild != "":
+		r.hard = true
 		r.failures = append(r.failures, failure{e.Package + ", which can't be built", telling(r.built[e.FailedBuild])})
 	case !r.tells(e.Package + " "):
+		r.hard = true
 		r.failures = append(r.failures, failure{e.Package, telling(of[""])})
 	}
 }
@@ -220,6 +232,7 @@ func (r *reader) end() {
 	for _, pkg := range slices.Sorted(maps.Keys(r.held)) {
 		for _, test := range slices.Sorted(maps.Keys(r.held[pkg])) {
 			if said := telling(r.held[pkg][test]); test != "" {
+				r.hard = true
 				_, _ = io.WriteString(r.out, strings.Join(r.held[pkg][test], ""))
 				r.failures = append(r.failures, failure{strings.TrimSpace(pkg+" "+test) + ", which has not ended", said})
 			}

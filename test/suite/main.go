@@ -152,7 +152,7 @@ func run(ctx context.Context) bool {
 			}
 		}
 		began := time.Now()
-		res := goCommand(ctx, s)
+		res := again(ctx, s, goCommand(ctx, s), goCommand)
 		r.add(s.name, time.Since(began), res)
 	}
 	r.print(os.Stdout)

@@ -14,6 +14,7 @@ type report struct {
 	ran      []string
 	skipped  []reason
 	failures []failure
+	unsteady []failure // of tests that passed at once when they ran again
 	failed   bool
 }
 
@@ -60,13 +61,20 @@ func (r *report) add(name string, took time.Duration, res result) {
 	for _, s := range res.skips {
 		r.skipTest(s)
 	}
-	for _, f := range res.failures {
-		f.name = name + ": " + r.short(f.name)
-		r.failures = append(r.failures, f)
-	}
+	r.failures = append(r.failures, r.of(name, res.failures)...)
+	r.unsteady = append(r.unsteady, r.of(name, res.unsteady)...)
 	if res.err != nil && len(res.failures) == 0 {
 		r.failures = append(r.failures, failure{name, []string{res.err.Error()}})
 	}
+}
+
+// of says of which step failures are.
+func (r *report) of(step string, failures []failure) []failure {
+	failures = slices.Clone(failures)
+	for i := range failures {
+		failures[i].name = step + ": " + r.short(failures[i].name)
+	}
+	return failures
 }
 
 func (r *report) short(name string) string { return strings.TrimPrefix(name, r.module+"/") }
@@ -89,10 +97,21 @@ func (r *report) print(w io.Writer) {
 	for _, l := range r.ran {
 		fmt.Fprintln(w, " ", l)
 	}
-	if len(r.failures) > 0 {
-		fmt.Fprintln(w, "failed:")
+	tell(w, "failed, then passed when run again; such a test is to be mended:", r.unsteady)
+	tell(w, "failed:", r.failures)
+	if r.failed {
+		fmt.Fprintln(w, "FAIL")
+	} else {
+		fmt.Fprintln(w, "PASS")
 	}
-	for i, f := range r.failures {
+}
+
+// tell prints failures under a title, if there are any.
+func tell(w io.Writer, title string, failures []failure) {
+	if len(failures) > 0 {
+		fmt.Fprintln(w, title)
+	}
+	for i, f := range failures {
 		fmt.Fprintln(w, " ", f.name)
 		if i >= mostFailures {
 			continue
@@ -100,10 +119,5 @@ func (r *report) print(w io.Writer) {
 		for _, l := range f.said {
 			fmt.Fprintln(w, "     ", l)
 		}
-	}
-	if r.failed {
-		fmt.Fprintln(w, "FAIL")
-	} else {
-		fmt.Fprintln(w, "PASS")
 	}
 }
