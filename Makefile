@@ -6,6 +6,7 @@ GO ?= go
 BUF = $(GO) run github.com/bufbuild/buf/cmd/buf@v1.75.0
 GOLANGCI = $(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 GOFUMPT = $(GO) run mvdan.cc/gofumpt@v0.12.0
+GOVULNCHECK = $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
 # What the agent leaves out: gRPC's trace pages, and C libraries for names and users.
 AGENT_TAGS = grpcnotrace,osusergo,netgo
@@ -18,7 +19,7 @@ BUILD = GOOS=linux CGO_ENABLED=0 $(GO) build -trimpath -ldflags='$(LDFLAGS)'
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-machine lint generate fuzz bench bench-engine lab build cross clean
+.PHONY: help demo test test-machine lint vuln generate fuzz bench bench-engine lab build cross clean
 
 help:
 	@echo 'make demo       a controller and three routers on this machine, real packets, a plan'
@@ -28,6 +29,7 @@ help:
 	@echo 'make test-machine  tests of the kernel data plane on another kernel, in a machine of its own:'
 	@echo '                KERNEL=debian, sid (the newest; cake_mq) or mips (the lab'"'"'s)'
 	@echo 'make lint       vet, golangci-lint, gofumpt, go mod tidy, buf, generated code up to date'
+	@echo 'make vuln       known vulnerabilities in what is called of the libraries and of Go itself'
 	@echo 'make build      the four programs for this machine, in bin/'
 	@echo 'make cross      the agent for every kind of router and the rest for servers, in bin/'
 	@echo 'make generate   the Go code of proto/'
@@ -66,6 +68,10 @@ lint:
 	$(BUF) format --diff --exit-code
 	$(BUF) generate
 	git diff --exit-code -- proto controller/api/gateway
+
+# The database is vuln.go.dev, or what GOVULNDB names: for a copy, file:///DIR.
+vuln:
+	$(GOVULNCHECK) ./...
 
 generate:
 	$(BUF) format -w
