@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
@@ -143,13 +144,33 @@ func (p *Peers) conn(address string) (*grpc.ClientConn, error) {
 	c, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(newest{p.tls}), grpc.WithDisableServiceConfig(), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: peerTime}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: again, MinConnectTimeout: peerTime}))
 	if err != nil {
 		return nil, err
 	}
 	p.conns[address] = c
 	return c, nil
 }
+
+// again is how soon a controller that could not be reached is tried again: it
+// is asked all the time, and should answer soon after it has come back.
+var again = backoff.Config{BaseDelay: time.Second, Multiplier: 1.6, Jitter: 0.2, MaxDelay: elsewhereEvery}
+
+// forget ends the connections to controllers that are gone: gRPC would try for
+// ever to reach them.
+func (p *Peers) forget(others []lead.Member) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for address, c := range p.conns {
+		if !slices.ContainsFunc(others, func(m lead.Member) bool { return m.Address == address }) {
+			_ = c.Close() // what was under way on it ends with an error of its own
+			delete(p.conns, address)
+		}
+	}
+}
+
+// errNoDoor is of a controller that runs etcd inside and serves others as well.
+var errNoDoor = errors.New("it runs etcd inside and cannot be asked by other controllers; start it with --etcd-endpoints, too")
 
 // answer is what one controller says.
 type answer[T any] struct {
@@ -165,6 +186,7 @@ func askAll[T any](ctx context.Context, p *Peers, limit time.Duration, call func
 		return func() []answer[T] { return nil }
 	}
 	others := p.members.Others()
+	p.forget(others)
 	answers := make([]answer[T], len(others))
 	var wg sync.WaitGroup
 	for i, m := range others {
@@ -172,6 +194,10 @@ func askAll[T any](ctx context.Context, p *Peers, limit time.Duration, call func
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			defer cancel()
 			answers[i].member = m
+			if m.Address == "" {
+				answers[i].err = errNoDoor
+				return
+			}
 			conn, err := p.conn(m.Address)
 			if err == nil {
 				answers[i].resp, err = call(ctx, pb.NewPeerServiceClient(conn), m)

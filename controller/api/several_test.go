@@ -1,11 +1,13 @@
 package api_test
 
 import (
+	"context"
 	"crypto/tls"
 	"net"
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -77,6 +79,78 @@ func (a *agent) reports(first, n uint64) {
 		down, up := stats(1000*i), stats(10*i)
 		down.Tins[0].Sojourn[7], up.Tins[0].Sojourn[7] = 1000*i, 10*i
 		a.report(wire.FromReport(&plan.Report{Sequence: i, BootID: "boot-1", Uptime: time.Duration(i) * time.Second, Down: down, Up: up}))
+	}
+}
+
+// TestOthersOutOfReach: a controller that ends every connection is not dialled
+// without a pause, one without a door is not dialled at all, and one that is gone
+// is not dialled any more.
+func TestOthersOutOfReach(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var dialled atomic.Int64
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			dialled.Add(1)
+			_ = conn.Close() // what the other side makes of that is the test
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close() // closed already, if all went well
+		wg.Wait()
+	})
+
+	kv := storetest.NewKV()
+	f := newFixtureOn(t, kv, t.TempDir(), api.SessionConfig{Interval: interval})
+	members, _ := f.join(kv, "core-1")
+	ctx, leave := context.WithCancel(t.Context())
+	var others sync.WaitGroup
+	for _, m := range []lead.Member{{ID: "core-2", Address: l.Addr().String(), Started: time.Now()}, {ID: "core-3", Started: time.Now()}} {
+		others.Go(func() {
+			if err := lead.NewMembers(kv, m, 0, nil).Run(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	t.Cleanup(func() { leave(); others.Wait() })
+	eventually(t, "the controllers know each other", func() bool { return len(members.Others()) == 2 })
+
+	ask := func() []string {
+		worst, err := f.telemetry.ListWorst(t.Context(), &pb.ListWorstRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		silent := worst.GetSilentControllers()
+		slices.Sort(silent)
+		return silent
+	}
+	began := time.Now()
+	for range 20 {
+		if silent := ask(); !slices.Equal(silent, []string{"core-2", "core-3"}) {
+			t.Fatalf("silent: %v", silent)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	if n, most := dialled.Load(), 3+int64(time.Since(began)/(500*time.Millisecond)); n == 0 || n > most {
+		t.Errorf("dialled %d times within %v, want 1 to %d", n, time.Since(began), most)
+	}
+	leave()
+	others.Wait()
+	eventually(t, "they are gone", func() bool { return len(members.Others()) == 0 })
+	if silent := ask(); len(silent) > 0 {
+		t.Errorf("silent, though gone: %v", silent)
+	}
+	n := dialled.Load()
+	time.Sleep(2 * time.Second) // the longest pause before the second try
+	if now := dialled.Load(); now > n+1 {
+		t.Errorf("dialled %d times after it was gone", now-n)
 	}
 }
 

@@ -178,7 +178,7 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 			}
 		}
 		if o.rate > 0 {
-			args = append(args, "--admit-rate", fmt.Sprint(o.rate))
+			args = append(args, "--admit-rate", fmt.Sprint(o.rate/float64(len(from))))
 		}
 		c, err := startController(ctx, binary, args...)
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/cakefleet/cakefleet/controller/identity"
@@ -190,7 +191,7 @@ func (c *cluster) dial(address string) *grpc.ClientConn {
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 			RootCAs: c.roots, ServerName: identity.ServerName, Certificates: []tls.Certificate{c.judge}, MinVersion: tls.VersionTLS13,
 		})),
-		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: time.Second}))
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: time.Second}))
 	if err != nil {
 		c.t.Fatal(err)
 	}
