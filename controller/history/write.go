@@ -82,20 +82,40 @@ func (w *writer) reset() {
 	w.groups, w.routers, w.idle = map[rollup.Key]*groupSeries{}, map[string]*routerSeries{}, map[rollup.Key]int{}
 }
 
-// step is one transaction.
+// step is what is written at one time. It is written in parts, as what a part
+// takes until it is written, and buffers that stay, grow with it.
 type step struct {
-	app  storage.Appender
-	at   int64
-	errs []error
+	begin   func() storage.Appender // of a part
+	app     storage.Appender        // of this part
+	samples int                     // in it
+	at      int64
+	errs    []error
+}
+
+// partSamples is how many samples are in a part, a little more or less.
+const partSamples = 1000
+
+// part begins another part if this one is large enough. It is called between
+// groups, so that none is written by halves.
+func (s *step) part() {
+	if s.samples < partSamples || len(s.errs) > 0 {
+		return
+	}
+	if err := s.app.Commit(); err != nil {
+		s.errs = append(s.errs, fmt.Errorf("write a step: %w", err))
+	}
+	s.app, s.samples = s.begin(), 0
 }
 
 // write writes a step. unkept is how many routers have no series because of the
-// bound.
+// bound. After an error a part of the step may have been written.
 func (w *writer) write(ctx context.Context, db storage.Appendable, now time.Time) (unkept int, err error) {
-	s := step{app: db.Appender(ctx), at: now.UnixMilli()}
+	begin := func() storage.Appender { return db.Appender(ctx) }
+	s := step{begin: begin, app: begin(), at: now.UnixMilli()}
 	gauges := w.config.Table.Gauges(now)
 	for _, g := range w.config.Table.Groups().Groups() {
 		w.group(&s, g, gauges[g.Key])
+		s.part()
 	}
 	if now.Before(w.next) && w.next.Sub(now) <= w.config.Every { // else the clock was set back
 		unkept = w.unkept
@@ -287,6 +307,7 @@ func (w *writer) eachRouter(s *step, now time.Time) (unkept int) {
 				s.value(&k.sojourn[i], r.Directions[i].SojournP99.Seconds())
 			}
 		}
+		s.part()
 		return true
 	})
 	for id, k := range w.routers {
@@ -339,4 +360,5 @@ func (s *step) note(o *one, ref storage.SeriesRef, err error) {
 		return
 	}
 	o.ref = ref
+	s.samples++
 }
