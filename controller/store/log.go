@@ -36,7 +36,12 @@ func (c *core) level(l zapcore.Level) hclog.Level {
 	}
 }
 
-func (c *core) Enabled(l zapcore.Level) bool { return c.level(l) >= c.logger.GetLevel() }
+// Enabled tells whether an entry would be written. A logger that writes nothing
+// has no level; etcd makes text of each request for a log that has debugging on.
+func (c *core) Enabled(l zapcore.Level) bool {
+	level := c.logger.GetLevel()
+	return level != hclog.NoLevel && c.level(l) >= level
+}
 
 func (c *core) With(fields []zapcore.Field) zapcore.Core {
 	return &core{logger: c.logger, fields: append(slices.Clip(c.fields), fields...), closing: c.closing}
