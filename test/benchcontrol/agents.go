@@ -79,11 +79,18 @@ func agentsChild(args []string) error {
 		agents[i] = fleet.New(id, "4b0a9ad8-7f7c-4f0e-8c43-2f1d4bb0a001", tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key})
 		index[agents[i]] = i
 	}
-	for _, a := range agents {
-		go a.Run(ctx) // the process ends with them
+	start := func(some []*simagent.Agent) {
+		for _, a := range some {
+			go a.Run(ctx) // the process ends with them
+		}
 	}
+	half := *count / 2
 	return t.serve(func(word string) {
 		switch word {
+		case "half":
+			start(agents[:half])
+		case "rest":
+			start(agents[half:])
 		case "quiet":
 			reporting.Store(false)
 		case "break":

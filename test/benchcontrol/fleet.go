@@ -6,15 +6,14 @@ import (
 	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -30,6 +29,10 @@ import (
 )
 
 const planName = "gold"
+
+// siteSize is how many routers a site has. The history keeps 63 series of each
+// site, so that small ones cost more.
+const siteSize = 50
 
 // provision writes a fleet of n routers into a data directory.
 func provision(ctx context.Context, dir string, n int) error {
@@ -61,7 +64,7 @@ func fill(ctx context.Context, st *store.Store, n int) error {
 	writes := make([]store.SubscriberWrite, n)
 	for i := range writes {
 		writes[i] = store.SubscriberWrite{Subscriber: plan.Subscriber{
-			ID: strconv.Itoa(4_700_000 + i), Plan: planName, Labels: map[string]string{"site": fmt.Sprintf("site-%03d", i%200)},
+			ID: strconv.Itoa(4_700_000 + i), Plan: planName, Labels: map[string]string{"site": fmt.Sprintf("site-%03d", i/siteSize)},
 		}}
 	}
 	if _, err := st.WriteSubscribers(ctx, writes); err != nil {
@@ -144,18 +147,10 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 	}
 	from, count := o.groups()
 
-	// What a controller takes without a fleet.
-	empty := 0.0
-	bare, err := startController(ctx, binary, "--data-dir", filepath.Join(o.dir, "empty"))
+	empty, err := emptyController(ctx, binary, filepath.Join(o.dir, "empty"))
 	if err != nil {
 		return p, err
 	}
-	time.Sleep(2 * time.Second)
-	if u, err := used(bare.cmd.Process.Pid); err == nil {
-		empty = float64(u.resident)
-	}
-	bare.stop()
-
 	dir := filepath.Join(o.dir, "fleet")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return p, err
@@ -194,38 +189,58 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 		}
 		all = append(all, kid)
 	}
-	before, err := used(pids...)
-	if err != nil {
-		return p, err
-	}
-	began = time.Now()
-	everybody := func(a answer) bool { return a.Connected >= o.n && a.Answered >= o.n }
-	if err := all.until(ctx, "all agents in sync", 10*time.Minute, everybody); err != nil {
-		return p, err
-	}
-	took := time.Since(began)
-	after, err := used(pids...)
-	if err != nil {
-		return p, err
-	}
-	connectUS := float64((after.cpu - before.cpu).Microseconds()) / float64(o.n)
-	if err := all.until(ctx, "a report of all agents", 5*time.Minute, func(a answer) bool { return a.Reported >= o.n }); err != nil {
-		return p, err
-	}
-	if _, err := all.ask("quiet"); err != nil {
-		return p, err
-	}
-	memory := func() float64 {
+	memory := func() float64 { // of all agents
 		u, err := used(pids...)
 		if err != nil {
 			return 0
 		}
-		return (float64(u.resident) - float64(len(pids))*empty) / float64(o.n)
+		return float64(u.resident) - float64(len(pids))*empty
+	}
+	// The agents come in two halves: of the second what each takes is told from
+	// what is taken once, such as the history of all sites.
+	var connectCPU, took time.Duration
+	var taken [2]float64
+	for i, word := range []string{"half", "rest"} {
+		n := o.half()
+		if word == "rest" {
+			n = o.n
+		}
+		before, err := used(pids...)
+		if err != nil {
+			return p, err
+		}
+		began := time.Now()
+		if _, err := all.ask(word); err != nil {
+			return p, err
+		}
+		if err := all.until(ctx, "all agents in sync", 10*time.Minute, func(a answer) bool { return a.Connected >= n && a.Answered >= n }); err != nil {
+			return p, err
+		}
+		took += time.Since(began)
+		after, err := used(pids...)
+		if err != nil {
+			return p, err
+		}
+		connectCPU += after.cpu - before.cpu
+		if err := all.until(ctx, "a report of all agents", 5*time.Minute, func(a answer) bool { return a.Reported >= n }); err != nil {
+			return p, err
+		}
+		if err := remembered(ctx, started); err != nil {
+			return p, err
+		}
+		taken[i] = memory()
+	}
+	if _, err := all.ask("quiet"); err != nil {
+		return p, err
 	}
 	time.Sleep(2 * time.Second)
+	connectUS := float64(connectCPU.Microseconds()) / float64(o.n)
+	marginal := (taken[1] - taken[0]) / float64(o.n-o.half())
 	o.print("control-connect-cpu", connectUS, "us-per-agent")
 	o.print("control-connect-rate", float64(o.n)/took.Seconds(), "agents-per-second")
-	o.print("control-memory-connected", memory(), "bytes-per-agent")
+	o.print("control-memory-connected", taken[1]/float64(o.n), "bytes-per-agent")
+	o.print("control-memory-marginal", marginal, "bytes-per-agent")
+	o.print("control-memory-fixed", taken[1]-marginal*float64(o.n), "bytes")
 
 	ops, err := operator(dir, started[0].operators)
 	if err != nil {
@@ -241,7 +256,7 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 	if err != nil {
 		return p, err
 	}
-	p.memory, p.handshakeUS = memory(), connectUS
+	p.memory, p.handshakeUS = memory()/float64(o.n), connectUS
 	o.print("control-memory", p.memory, "bytes-per-agent")
 	o.print("control-memory-process", empty, "bytes")
 	o.print("control-push-cpu", p.cpu, "us-per-agent")
@@ -249,16 +264,56 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 	o.print("control-push-p99", p.p99.Seconds()*1e3, "ms")
 	o.print("control-push-last", p.last.Seconds()*1e3, "ms")
 	if o.storm {
-		err = storm(ctx, o, all, started, pids, p.memory, memory)
+		err = storm(ctx, o, all, started, pids, memory)
 	}
 	return p, err
 }
 
-var offered = regexp.MustCompile(`(?m)^cakefleet_agent_admit_offered_total (\S+)$`)
+// emptyController returns what a controller takes without a fleet, bytes. It is
+// one that was started before, as the fleet's is: the file of the store inside
+// has its first 16 MiB then, all of which etcd maps.
+func emptyController(ctx context.Context, binary, dir string) (float64, error) {
+	var u usage
+	for range 2 {
+		c, err := startController(ctx, binary, "--data-dir", dir)
+		if err != nil {
+			return 0, err
+		}
+		time.Sleep(2 * time.Second)
+		u, err = used(c.cmd.Process.Pid)
+		c.stop()
+		if err != nil {
+			return 0, err
+		}
+	}
+	return float64(u.resident), nil
+}
 
-// offered returns how many agents the controller would have let in until now if
-// always one had waited.
-func (c *controller) offered(ctx context.Context) (float64, error) {
+// remembered waits until the histories have all that there is now: routers'
+// own series are written with every other step.
+func remembered(ctx context.Context, started []*controller) error {
+	const steps = `cakefleet_history_steps_total{result="written"}`
+	for _, c := range started {
+		was, err := c.metric(ctx, steps)
+		if err != nil {
+			return err
+		}
+		for is := was; is < was+2; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(time.Second):
+			}
+			if is, err = c.metric(ctx, steps); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// metric returns one of the controller's.
+func (c *controller) metric(ctx context.Context, name string) (float64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.admin+"/metrics", http.NoBody)
 	if err != nil {
 		return 0, err
@@ -268,21 +323,19 @@ func (c *controller) offered(ctx context.Context) (float64, error) {
 		return 0, err
 	}
 	defer func() { _ = resp.Body.Close() }() // it was read
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return 0, err
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			return strconv.ParseFloat(value, 64)
+		}
 	}
-	m := offered.FindSubmatch(text)
-	if m == nil {
-		return 0, errors.New("the controller does not say how many it would have let in")
-	}
-	return strconv.ParseFloat(string(m[1]), 64)
+	return 0, fmt.Errorf("the controller has no %s", name)
 }
 
 // offer adds up what all controllers would have let in until now.
 func offer(ctx context.Context, started []*controller) (sum float64, err error) {
 	for _, c := range started {
-		n, err := c.offered(ctx)
+		// How many it would have let in until now if always one had waited.
+		n, err := c.metric(ctx, "cakefleet_agent_admit_offered_total")
 		if err != nil {
 			return 0, err
 		}
@@ -292,7 +345,8 @@ func offer(ctx context.Context, started []*controller) (sum float64, err error) 
 }
 
 // storm breaks all connections at once.
-func storm(ctx context.Context, o options, all crowd, started []*controller, pids []int, memoryBefore float64, memory func() float64) error {
+func storm(ctx context.Context, o options, all crowd, started []*controller, pids []int, memory func() float64) error {
+	memoryBefore := memory()
 	if _, err := all.ask("take"); err != nil {
 		return err
 	}
