@@ -188,6 +188,15 @@ func group(use, short string, below ...*cobra.Command) *cobra.Command {
 			return fmt.Errorf("%s what? see %s --help", c.CommandPath(), c.CommandPath())
 		},
 	}
+	for _, b := range below {
+		// Whoever has learned one of these words tries it everywhere.
+		switch b.Name() {
+		case "get":
+			b.Aliases = append(b.Aliases, "show")
+		case "show":
+			b.Aliases = append(b.Aliases, "get")
+		}
+	}
 	c.AddCommand(below...)
 	return c
 }

@@ -175,6 +175,7 @@ func TestGolden(t *testing.T) {
 		{"plan-set-same", []string{"plan", "set", "gold", "--down", " 115 mbit "}, nil},
 		{"plan-set-json", []string{"plan", "set", "gold", "--down", "116mbit", "--dry-run", "-o", "json"}, nil},
 		{"plan-get", []string{"plan", "get", "gold"}, nil},
+		{"plan-show", []string{"plan", "show", "gold"}, nil},
 		{"plan-get-missing", []string{"plan", "get", "silver"}, nil},
 		{"plan-list", []string{"plan", "list"}, nil},
 		{"plan-list-empty", []string{"plan", "list"}, func(f *fleet) { f.plans = nil }},
