@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 )
@@ -20,12 +21,12 @@ func TestOptions(t *testing.T) {
 		}
 		return path
 	}
-	good := write("good", "# router\ncontroller isp.example\ninterface pppoe-wan # WAN\n\nmax-rate 300mbit\nlog-json\nrouter-model Archer C7 v2\n")
+	good := write("good", "# router\ncontroller isp.example\ninterface pppoe-wan # WAN\n\nmax-rate 300mbit\nlog-json\nprobe 2001:db8::1\nprobe-interval 30s\nrouter-model Archer C7 v2\n")
 	o, err := parseOptions([]string{"--config", good, "--interface", "eth0"}, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o.controller != "isp.example:8443" || o.iface != "eth0" || o.maxRate != 300e6 || !o.logJSON || o.routerModel != "Archer C7 v2" || o.stateDir != "/etc/cakefleet" {
+	if o.controller != "isp.example:8443" || o.iface != "eth0" || o.maxRate != 300e6 || !o.logJSON || o.routerModel != "Archer C7 v2" || o.probe != "2001:db8::1" || o.probeInterval != 30*time.Second || o.stateDir != "/etc/cakefleet" {
 		t.Errorf("got %+v", o)
 	}
 
@@ -44,6 +45,7 @@ func TestOptions(t *testing.T) {
 		"flags only":                    append(ok[:4:4], "extra"),
 		"max-rate":                      append(ok[:4:4], "--max-rate", "0"),
 		"no such file":                  append(ok[:4:4], "--config", filepath.Join(dir, "missing")),
+		"--probe-interval 1ms: must":    append(ok[:4:4], "--probe-interval", "1ms"),
 		`line 2: "frobnicate" is not a`: append(ok[:4:4], "--config", write("unknown", "\nfrobnicate 1\n")),
 		"line 1: max-rate:":             append(ok[:4:4], "--config", write("bad", "max-rate fast\n")),
 		"line 1: token needs a value":   append(ok[:4:4], "--config", write("empty", "token\n")),

@@ -28,7 +28,7 @@ func run(t *testing.T, options, call string) (out, conf string) {
 	t.Helper()
 	dir := t.TempDir()
 	script := filepath.Join("cakefleet-agent", "files", "cakefleet-agent.init")
-	cmd := exec.Command("sh", "-eu", "-c", stubs+"is_running=; for o in controller interface token ca_pin serial dataplane max_rate log_level; do eval opt_$o=; done\n"+options+"\n. ./"+script+"\n"+call)
+	cmd := exec.Command("sh", "-eu", "-c", stubs+"is_running=; for o in controller interface token ca_pin serial dataplane max_rate probe probe_interval log_level; do eval opt_$o=; done\n"+options+"\n. ./"+script+"\n"+call)
 	path := filepath.Join(dir, "etc", "agent.conf")
 	cmd.Env = append(os.Environ(), "CAKEFLEET_STATE="+filepath.Join(dir, "state"), "CAKEFLEET_CONF="+path)
 	b, err := cmd.CombinedOutput()
@@ -49,9 +49,9 @@ func TestService(t *testing.T) {
 	if out, conf := run(t, "opt_controller=c:1", "start_service"); out != "" || conf != "" {
 		t.Errorf("it is not enabled: %s%s", out, conf)
 	}
-	const options = "opt_enabled=1 opt_takeover=1 opt_controller=isp.example:8443 opt_interface=pppoe-wan opt_token=cf1.a.b.c opt_max_rate=300mbit opt_ca_pin=PIN opt_serial=SN1"
+	const options = "opt_enabled=1 opt_takeover=1 opt_controller=isp.example:8443 opt_interface=pppoe-wan opt_token=cf1.a.b.c opt_max_rate=300mbit opt_ca_pin=PIN opt_serial=SN1 opt_probe=2001:db8::1 opt_probe_interval=30s"
 	out, conf := run(t, options, "start_service")
-	want := "state-dir DIR/state\ncontroller isp.example:8443\ninterface pppoe-wan\ntoken cf1.a.b.c\nca-pin PIN\nserial SN1\nmax-rate 300mbit\ntakeover\n"
+	want := "state-dir DIR/state\ncontroller isp.example:8443\ninterface pppoe-wan\ntoken cf1.a.b.c\nca-pin PIN\nserial SN1\nmax-rate 300mbit\nprobe 2001:db8::1\nprobe-interval 30s\ntakeover\n"
 	if conf != want {
 		t.Errorf("configuration is\n%swant\n%s", conf, want)
 	}
