@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long anything may take before a test gives up; nothing waits
 // that long when all is well.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // router is an agent under test with what it stands on.
 type router struct {

@@ -178,7 +178,7 @@ func TestRemoteWriteVersion2(t *testing.T) {
 		}
 		step(t, h, now)
 	}
-	for deadline := time.Now().Add(30 * time.Second); refused.Load() == 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); refused.Load() == 0 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if refused.Load() == 0 {

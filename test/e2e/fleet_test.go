@@ -49,7 +49,7 @@ func planChange(t *testing.T, f *fleet) {
 		want{who: "first before", down: 20, up: 5}, want{who: "second before", down: 20, up: 5}, want{who: "third before", down: 20, up: 5})
 	for try := 1; ; try++ {
 		before := f.newest(t)
-		changed := time.Now()
+		changed, waits := time.Now(), testnet.CoreWaits(t)
 		f.setPlan(t, 30, 8)
 		miss := ""
 		for _, r := range f.routers(t) {
@@ -69,7 +69,7 @@ func planChange(t *testing.T, f *fleet) {
 			return
 		}
 		if try == tries {
-			t.Errorf("also after %d changes:%s", try, miss)
+			missed(t, testnet.Busy(t, changed, waits), "also after %d changes:%s", try, miss)
 			return
 		}
 		t.Logf("try %d:%s", try, miss)
@@ -123,9 +123,10 @@ func repeat(t *testing.T, bad func(*testing.T) (miss string), mend func(*testing
 	for try := 1; ; try++ {
 		var miss string
 		t.Run(fmt.Sprintf("meanwhile %d", try), func(t *testing.T) { // whose traffic ends with it
+			began, waits := time.Now(), testnet.CoreWaits(t)
 			switch miss = bad(t); {
 			case miss != "" && try == tries:
-				t.Errorf("also in try %d:%s", try, miss)
+				missed(t, testnet.Busy(t, began, waits), "also in try %d:%s", try, miss)
 			case miss != "":
 				t.Logf("try %d:%s", try, miss)
 			}

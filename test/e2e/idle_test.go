@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -68,6 +70,9 @@ func wakeups(t *testing.T, pid int) map[string]int {
 	n := map[string]int{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has just ended
+		}
 		must(t, err)
 		_, rest, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:\t")
 		value, _, _ := strings.Cut(rest, "\n")

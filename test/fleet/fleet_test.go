@@ -217,7 +217,7 @@ func (l *load) suffer(f fault, random *rand.Rand) {
 	if f.target == "controller" && f.kind == "kill" {
 		// It is up again when it answers.
 		l.running.Go(func() {
-			ctx, cancel := context.WithTimeout(l.t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 			defer cancel()
 			wait(ctx, func() bool {
 				conn, err := (&net.Dialer{Timeout: time.Second}).DialContext(ctx, "tcp", p.ip+":8443")

@@ -234,16 +234,19 @@ func (l *load) count(kind model.Kind) (n int) {
 	return n
 }
 
-// healthy returns a connection to a controller that has not failed.
+// healthy returns a connection to a controller that has not failed, or to any if
+// all have.
 func (l *load) healthy() (*process, *grpc.ClientConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for {
-		i := l.random.IntN(len(l.controllers))
-		if p := l.controllers[i]; !p.isFaulty() {
-			return p, l.operators[i]
+	i := l.random.IntN(len(l.controllers))
+	for range l.controllers { // each once: on a slow machine all may be on their way up
+		if !l.controllers[i].isFaulty() {
+			break
 		}
+		i = (i + 1) % len(l.controllers)
 	}
+	return l.controllers[i], l.operators[i]
 }
 
 // work changes plans and looks at routers until ctx ends.
@@ -371,8 +374,11 @@ func (l *load) steps() (done []model.Event) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	items, _, err := kv.List(l.t.Context(), stepsKey)
-	if err != nil {
+	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
+	defer cancel()
+	var items []store.Item
+	// etcd may be without a leader for a moment.
+	if !wait(ctx, func() bool { items, _, err = kv.List(ctx, stepsKey); return err == nil }) {
 		l.t.Fatal(err)
 	}
 	for _, it := range items {

@@ -91,9 +91,10 @@ func TestLine(t *testing.T) {
 	// The best of some windows counts: whatever else the machine does takes from
 	// what the line carries.
 	for try := 1; ; try++ {
-		from := time.Now()
+		from, waits := time.Now(), testnet.CoreWaits(t)
 		time.Sleep(3 * time.Second)
 		to := time.Now()
+		busy := testnet.Busy(t, from, waits)
 		time.Sleep(time.Second) // the last probes come back
 		d, u, l := r.Goodput(from, to, down...)/1e6, r.Goodput(from, to, up...)/1e6, r.Latency(from, to, pings...)
 		miss := ""
@@ -109,6 +110,9 @@ func TestLine(t *testing.T) {
 		t.Logf("down %.1f, up %.1f Mbit/s, latency %+v.%s", d, u, l, miss)
 		if miss == "" {
 			break
+		}
+		if try == 6 && busy > testnet.Standstill {
+			t.Skipf("skipped: this machine is too busy to judge it, something waited for a core %.0f %% of the time:%s", busy, miss)
 		}
 		if try == 6 {
 			t.Errorf("also in window %d: down %.1f, up %.1f Mbit/s, latency %+v.%s", try, d, u, l, miss)

@@ -100,7 +100,7 @@ func Inside(name string) ([]int, error) {
 
 // killInside kills the processes in a namespace and waits until they are gone.
 func killInside(name string) error {
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		pids, err := Inside(name)
 		if err != nil {

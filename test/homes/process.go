@@ -81,7 +81,7 @@ func (p *Process) Stop() error {
 	select {
 	case <-p.done:
 		return p.ended()
-	case <-time.After(15 * time.Second):
+	case <-time.After(time.Minute):
 		return errors.Join(fmt.Errorf("%s does not end when asked", filepath.Base(p.cmd.Path)), p.Kill())
 	}
 }

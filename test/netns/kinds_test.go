@@ -55,12 +55,14 @@ func echoed(t *testing.T, from, at *testnet.Namespace, network, source, target s
 	}
 	b := make([]byte, 64<<10)
 	for i := range n {
-		for try := 0; ; try++ {
-			if try == 5 {
+		for end := time.Now().Add(time.Minute); ; {
+			if time.Now().After(end) {
 				t.Fatalf("packet %d of %d is not answered", i, n)
 			}
 			if _, err := client.WriteTo(packet, to); err != nil {
-				t.Fatal(err)
+				t.Logf("packet %d of %d: %v", i, n, err) // the neighbour may not be known yet
+				time.Sleep(100 * time.Millisecond)
+				continue
 			}
 			if err := client.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
 				t.Fatal(err)
@@ -118,7 +120,7 @@ func (h *home) still(t *testing.T, d dataplane.Dataplane, link string) (st datap
 		return st, h.wire(t, link)
 	}
 	st, w = read()
-	for range 100 {
+	for range 600 {
 		time.Sleep(100 * time.Millisecond)
 		again, wireAgain := read()
 		if wireAgain == w && again.Down.SentBytes == st.Down.SentBytes && again.Up.SentBytes == st.Up.SentBytes {

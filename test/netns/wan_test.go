@@ -125,7 +125,7 @@ func (h *home) follow(t *testing.T) *wan.Plane {
 // await waits for the interface to be so.
 func await(t *testing.T, p *wan.Plane, what string, ok func(dataplane.Device) bool) {
 	t.Helper()
-	timeout := time.After(20 * time.Second)
+	timeout := time.After(time.Minute)
 	for !ok(p.Device()) {
 		select {
 		case <-p.Changed():

@@ -97,7 +97,7 @@ func echo(u net.PacketConn) {
 }
 
 func runFlow(ctx context.Context, f Flow, control string, c *counters) {
-	conn, err := (&net.Dialer{Timeout: 10 * time.Second, Control: congestion(control)}).DialContext(ctx, "tcp", f.Server.String())
+	conn, err := (&net.Dialer{Timeout: time.Minute, Control: congestion(control)}).DialContext(ctx, "tcp", f.Server.String())
 	if err != nil {
 		c.broke(f.Name, err)
 		return

@@ -91,7 +91,7 @@ func (p *Process) Stop() error {
 	p.once.Do(func() { _ = p.stdin.Close() }) // how it is told to end
 	select {
 	case <-p.done:
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		_ = p.cmd.Process.Kill() // Wait says what became of it
 		<-p.done
 	}

@@ -122,7 +122,7 @@ func TestKernelKilledAnywhere(t *testing.T) {
 		t.Helper()
 		b := make([]byte, 100)
 		answered := 0
-		for end := time.Now().Add(10 * time.Second); answered < 5; {
+		for end := time.Now().Add(time.Minute); answered < 5; {
 			if time.Now().After(end) {
 				t.Fatalf("%s: the customer is offline: %d of 5 datagrams were answered", what, answered)
 			}

@@ -107,7 +107,7 @@ func recv(t testing.TB, q *Queue, n int) []Packet {
 	t.Helper()
 	var got []Packet
 	var pkts [Batch]Packet
-	for end := time.Now().Add(30 * time.Second); len(got) < n; {
+	for end := time.Now().Add(time.Minute); len(got) < n; {
 		if time.Now().After(end) {
 			t.Fatalf("%d of %d packets arrived", len(got), n)
 		}
@@ -138,7 +138,7 @@ func recv(t testing.TB, q *Queue, n int) []Packet {
 // arrives reads one packet that has to come, or tells that none comes.
 func arrives(t testing.TB, c *net.UDPConn) bool {
 	t.Helper()
-	return arrivesWithin(t, c, 20*time.Second)
+	return arrivesWithin(t, c, time.Minute)
 }
 
 // none tells that no packet comes, which takes a while.
