@@ -98,7 +98,7 @@ func (c *conn) turn(w *worker) (more bool) {
 	if !c.state.CompareAndSwap(turnAgain, turnBusy) {
 		return false
 	}
-	if err := c.socket.flush(); err != nil {
+	if err := c.socket.event(); err != nil {
 		c.fail(err)
 		return false
 	}

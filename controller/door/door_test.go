@@ -316,6 +316,44 @@ func TestStop(t *testing.T) {
 
 // TestBadPeers: who breaks the rules or takes too much is told so and closed,
 // and nobody else notices.
+// TestLastWord has peers that are gone right after what they say, with and
+// without a goodbye of TLS: their end is seen though it may come as one event
+// with what they said.
+func TestLastWord(t *testing.T) {
+	r := newRig(t, door.Limits{})
+	word, err := proto.Marshal(wrapperspb.String("bye"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const peers = 60
+	for i := range peers {
+		conn := r.raw()
+		c, err := grpcwire.NewClient(conn, "https", r.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stream, err := c.Open(method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Send(stream, word, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Recv(); err != nil { // the session is open
+			t.Fatal(err)
+		}
+		if err := c.Send(stream, word, false); err != nil {
+			t.Fatal(err)
+		}
+		if i%3 == 0 {
+			_ = conn.NetConn().Close() // as an agent that is killed
+		} else {
+			_ = conn.Close() // it is the test's to see what comes of it
+		}
+	}
+	eventually(t, "the ends of all are seen", func() bool { return r.closed.Load() == peers && r.door.Len() == 0 })
+}
+
 func TestBadPeers(t *testing.T) {
 	// Who is good does its handshake within the same time.
 	r := newRig(t, door.Limits{Handshake: 5 * time.Second, Frames: 20, Bytes: 10_000})

@@ -386,10 +386,13 @@ func (s *Server) greet(nc net.Conn) (*conn, error) {
 }
 
 // event is called by the poller.
-func (s *Server) event(fd int) {
+func (s *Server) event(fd int, ends bool) {
 	s.mu.Lock()
 	c := s.conns[fd]
 	s.mu.Unlock()
+	if c != nil && ends {
+		c.socket.ends()
+	}
 	if c != nil && c.state.Swap(turnAgain) == turnIdle {
 		s.ready <- c
 	}

@@ -36,6 +36,8 @@ type socket struct {
 	conn   net.Conn   // during the handshake; nil after
 	fd     int        // after detach; -1: closed
 	unsent []byte
+	empty  bool // the last read took all that there was
+	ending bool // the other end has said that nothing more comes
 }
 
 func newSocket(conn net.Conn) *socket { return &socket{addr: conn.RemoteAddr(), conn: conn, fd: -1} }
@@ -85,6 +87,9 @@ func (s *socket) Read(p []byte) (int, error) {
 		if s.fd < 0 {
 			return 0, net.ErrClosed
 		}
+		if s.empty {
+			return 0, errAgain
+		}
 		n, err := syscall.Read(s.fd, p)
 		switch {
 		case errors.Is(err, syscall.EINTR):
@@ -95,6 +100,9 @@ func (s *socket) Read(p []byte) (int, error) {
 		case n == 0 && len(p) > 0:
 			return 0, io.EOF
 		default:
+			// What comes from now on is another event, but the end is none if
+			// it was there already.
+			s.empty = n < len(p) && !s.ending
 			return n, nil
 		}
 	}
@@ -143,10 +151,12 @@ func (s *socket) writeLocked(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// flush writes what was kept, as far as it goes.
-func (s *socket) flush() error {
+// event begins what an event asks for: reads find something again, and what was
+// kept is written, as far as it goes.
+func (s *socket) event() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.empty = false
 	if len(s.unsent) == 0 {
 		return nil
 	}
@@ -161,6 +171,13 @@ func (s *socket) blocking() net.Conn {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.conn
+}
+
+// ends notes that after what is there nothing more comes.
+func (s *socket) ends() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = true
 }
 
 // Close closes the socket. A watched descriptor leaves epoll with it.
@@ -238,8 +255,9 @@ func (p *poller) add(fd int) error {
 	return os.NewSyscallError("epoll_ctl", syscall.EpollCtl(p.epoll, syscall.EPOLL_CTL_ADD, fd, &e))
 }
 
-// wait calls fn with the descriptors that have an event, until stop.
-func (p *poller) wait(fn func(fd int)) error {
+// wait calls fn with the descriptors that have an event, until stop; ends: it is
+// or may be the other end's last one.
+func (p *poller) wait(fn func(fd int, ends bool)) error {
 	var events [256]syscall.EpollEvent
 	for {
 		n, err := syscall.EpollWait(p.epoll, events[:], -1)
@@ -253,7 +271,7 @@ func (p *poller) wait(fn func(fd int)) error {
 			if int(events[i].Fd) == p.wake[0] {
 				return nil
 			}
-			fn(int(events[i].Fd))
+			fn(int(events[i].Fd), events[i].Events&(syscall.EPOLLRDHUP|syscall.EPOLLHUP|syscall.EPOLLERR) != 0)
 		}
 	}
 }
