@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/cakefleet/cakefleet/agent"
@@ -71,5 +72,38 @@ func TestProbe(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The host that a router measures the delay to says nothing, while traffic
+// passes: the rates stay.
+func TestFault111_SilentHost(t *testing.T) {
+	testnet.Require(t)
+	ctl := sessiontest.Start(t, sessiontest.Config{Interval: 20 * time.Millisecond})
+	r := newRouter(t, ctl.Address, ctl.AddToken("r-1"))
+	r.startWith(func(cfg *agent.Config, _ *dataplanetest.Fake) {
+		cfg.Interface, cfg.Probe, cfg.ProbeInterval = loopback{}, "192.0.2.1", time.Second
+	})
+	s := next(t, "session", ctl.Sessions)
+	l := link(20e6, 5e6)
+	s.Push(desired(1, 1, &l))
+	answer(t, s, 1)
+	var first, last *pb.Report
+	for end := time.Now().Add(patience); ; {
+		last = next(t, "report", s.Reports)
+		if first == nil && last.GetDown() != nil {
+			first = last
+		}
+		p := last.GetProbe()
+		silent := p.GetError() != "" || p.GetIdle().GetLost()+p.GetDown().GetLost()+p.GetUp().GetLost()+p.GetBoth().GetLost()+p.GetLight().GetLost() > 0
+		if silent && first != nil && last.GetDown().GetSentPackets() > first.GetDown().GetSentPackets() {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("nothing was lost: %v", last)
+		}
+	}
+	if n := len(r.plane.History()); n != 1 || !cmp.Equal(r.plane.Running(), &l) {
+		t.Errorf("%d changes, running %v, want %v", n, r.plane.Running(), l)
 	}
 }
