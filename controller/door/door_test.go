@@ -290,13 +290,21 @@ func TestStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	idle := r.raw()
-	var settings [grpcwire.HeaderSize]byte
-	if _, err := io.ReadFull(idle, settings[:]); err != nil {
+	if _, err := grpcwire.NewClient(idle, "https", r.address); err != nil {
 		t.Fatal(err)
 	}
-	_, size := grpcwire.ParseHeader(settings)
-	if _, err := io.CopyN(io.Discard, idle, int64(size)); err != nil {
-		t.Fatal(err)
+	// Whoever is still being greeted is not told. The answer to its settings
+	// shows that it was.
+	for answered := false; !answered; {
+		var head [grpcwire.HeaderSize]byte
+		if _, err := io.ReadFull(idle, head[:]); err != nil {
+			t.Fatal(err)
+		}
+		f, size := grpcwire.ParseHeader(head)
+		if _, err := io.CopyN(io.Discard, idle, int64(size)); err != nil {
+			t.Fatal(err)
+		}
+		answered = f.Type == grpcwire.TypeSettings && f.Has(grpcwire.FlagAck)
 	}
 	eventually(t, "two connections", func() bool { return r.door.Len() == 2 })
 	r.stop()
@@ -314,8 +322,6 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestBadPeers: who breaks the rules or takes too much is told so and closed,
-// and nobody else notices.
 // TestLastWord has peers that are gone right after what they say, with and
 // without a goodbye of TLS: their end is seen though it may come as one event
 // with what they said.
@@ -354,6 +360,8 @@ func TestLastWord(t *testing.T) {
 	eventually(t, "the ends of all are seen", func() bool { return r.closed.Load() == peers && r.door.Len() == 0 })
 }
 
+// TestBadPeers: who breaks the rules or takes too much is told so and closed,
+// and nobody else notices.
 func TestBadPeers(t *testing.T) {
 	// Who is good does its handshake within the same time.
 	r := newRig(t, door.Limits{Handshake: 5 * time.Second, Frames: 20, Bytes: 10_000})
