@@ -10,7 +10,10 @@ const (
 	// waits for the CPU; the best of a look counts, so that a burst is no queue.
 	paceLate = 50 * time.Millisecond
 	// Of the most: what the rate never goes below, so that nobody is locked out by
-	// what else the machine does, and by how much it grows at a time.
+	// what else the machine does, and by how much it grows every paceEvery. It grows
+	// in a calm, too: what was found is soon not true any more, agents are told to
+	// come back over a time that is as long as the rate is low, and one that is too
+	// high is found out within a second.
 	paceLeast, paceStep = 1.0 / 20, 1.0 / 40
 	// What is left of the rate after a look that found answers late.
 	paceLess = 0.8
@@ -28,8 +31,7 @@ type pace struct {
 	looked     time.Time
 	best       time.Duration // of the answers since; only if there were some
 	answers    int
-	unanswered int  // hellos now
-	held       bool // somebody had to wait for the rate since
+	unanswered int // hellos now
 
 	totals  Admission
 	totaled time.Time // up to when; zero: nothing was admitted yet
@@ -64,7 +66,6 @@ func (p *pace) answered(took time.Duration, ok bool) {
 
 // hold notes that somebody waits for the rate for a time.
 func (p *pace) hold(wait time.Duration) {
-	p.held = true
 	p.totals.Limited += wait
 }
 
@@ -82,17 +83,17 @@ func (p *pace) look(now time.Time) (changed bool) {
 	if p.looked.IsZero() {
 		p.looked = now
 	}
-	if now.Sub(p.looked) < paceEvery {
+	since := now.Sub(p.looked)
+	if since < paceEvery {
 		return false
 	}
 	p.total(now)
 	before := p.rate
-	switch late := p.answers > 0 && p.best > paceLate || p.answers == 0 && p.unanswered > 0; {
-	case late:
+	if p.answers > 0 && p.best > paceLate || p.answers == 0 && p.unanswered > 0 {
 		p.rate = max(p.rate*paceLess, p.most*paceLeast)
-	case p.held: // else nobody tells whether more would go
-		p.rate = min(p.rate+p.most*paceStep, p.most)
+	} else {
+		p.rate = min(p.rate+p.most*paceStep*float64(since)/float64(paceEvery), p.most)
 	}
-	p.looked, p.best, p.answers, p.held = now, 0, 0, false
+	p.looked, p.best, p.answers = now, 0, 0
 	return p.rate != before
 }

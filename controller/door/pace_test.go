@@ -73,16 +73,19 @@ func TestPace(t *testing.T) {
 	if p.rate != 1000 || longest > 10 {
 		t.Errorf("a fast machine is sent %v a second, with up to %d in its queue", p.rate, longest)
 	}
-	// Calm: nothing is learned, nothing changes.
+	// Calm: what was found grows old, as fast as if somebody had looked all the time.
 	now = now.Add(paceEvery)
 	p.look(now)
 	p.rate = 500
-	for range 100 {
-		now = now.Add(time.Second)
-		p.look(now)
+	now = now.Add(3 * time.Second)
+	p.look(now)
+	if want := 500 + 3*1000*paceStep*float64(time.Second/paceEvery); p.rate != want {
+		t.Errorf("three calm seconds changed the rate from 500 to %v, want %v", p.rate, want)
 	}
-	if p.rate != 500 {
-		t.Errorf("calm changed the rate to %v", p.rate)
+	now = now.Add(time.Hour)
+	p.look(now)
+	if p.rate != 1000 {
+		t.Errorf("after a calm hour the rate is %v", p.rate)
 	}
 	// A machine that stands still: the rate has a floor, and those who hang up
 	// while they wait count as nothing.

@@ -260,8 +260,10 @@ func (s *Server) admit() {
 		case nc := <-s.room:
 			for {
 				s.paceMu.Lock()
-				if s.pace.look(time.Now()) {
-					bucket.SetRate(s.pace.rate, burstOf(s.pace.rate))
+				s.pace.look(time.Now())
+				if s.pace.rate != rate {
+					rate = s.pace.rate
+					bucket.SetRate(rate, burstOf(rate))
 				}
 				wait, ok := bucket.Take(time.Now(), 1)
 				if wait = min(wait, paceEvery); ok {
@@ -467,6 +469,7 @@ func (s *Server) Refused() uint64 { return s.refused.Load() }
 func (s *Server) Rate() float64 {
 	s.paceMu.Lock()
 	defer s.paceMu.Unlock()
+	s.pace.look(time.Now())
 	return s.pace.rate
 }
 

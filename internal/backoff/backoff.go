@@ -31,15 +31,26 @@ type Backoff struct {
 	Random *rand.Rand
 	// Spread is how long the controller said that its agents need to come back.
 	// The first attempt after a good session is at once, for whom has lost just
-	// its own connection; if it fails everybody has, and the next ones are spread
-	// over this time, so that all of it is used and nobody waits for longer.
+	// its own connection. If it fails everybody has, and the next one is somewhere in
+	// the first firstPart of this time; who is refused then, too, comes back within
+	// laterPart of it. So the controller always has somebody to let in until all are
+	// back, even if the time was not quite right.
 	Spread time.Duration
 
-	attempts int // since the last good session
+	attempts int           // since the last good session
+	waited   time.Duration // since the first of them failed
 }
 
 // maxSpread is the most that a controller is believed.
 const maxSpread = 10 * time.Minute
+
+// Parts of Spread, and for how many of it the waits are laterPart of it before they
+// are what they are without a controller. See TestFleetReturns for what this is
+// worth. An attempt that is refused costs a controller next to nothing.
+const (
+	firstPart, laterPart = 0.8, 0.2
+	laterFor             = 2
+)
 
 // Next returns the wait before the next attempt.
 func (b *Backoff) Next() time.Duration {
@@ -47,11 +58,16 @@ func (b *Backoff) Next() time.Duration {
 	if b.attempts > 0 {
 		bound = min(BaseWait<<min(b.attempts-1, 10), CapWait)
 	}
-	if b.attempts > 1 {
-		bound = max(bound, min(b.Spread, maxSpread))
+	switch spread := min(b.Spread, maxSpread); {
+	case b.attempts == 2:
+		bound = max(bound, time.Duration(firstPart*float64(spread)))
+	case b.attempts > 2 && b.waited < laterFor*spread:
+		bound = max(BaseWait, time.Duration(laterPart*float64(spread)))
 	}
 	b.attempts++
-	return b.even(bound)
+	wait := b.even(bound)
+	b.waited += wait
+	return wait
 }
 
 // After returns the wait before the next attempt after a session that lived
@@ -59,7 +75,7 @@ func (b *Backoff) Next() time.Duration {
 // and up to a tenth more: those whom it told the same don't come at once.
 func (b *Backoff) After(lived time.Duration, err error) time.Duration {
 	if lived >= GoodAfter {
-		b.attempts = 1 // as from the start, but not the very first
+		b.attempts, b.waited = 1, 0 // as from the start, but not the very first
 	}
 	ask := RetryAfter(err)
 	wait := b.Next()

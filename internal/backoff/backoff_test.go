@@ -1,6 +1,7 @@
 package backoff
 
 import (
+	"container/heap"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -110,13 +111,80 @@ func TestSpread(t *testing.T) {
 		}
 		longest = max(longest, b.After(0, errors.New("reset")))
 	}
-	if longest < 36*time.Second || longest > 40*time.Second {
-		t.Errorf("the second attempt is after at most %v, want 40 s", longest)
+	if longest < 30*time.Second || longest > 32*time.Second {
+		t.Errorf("the second attempt is after at most %v, want 32 s", longest)
+	}
+	longest = 0
+	for range 1000 {
+		b.After(time.Minute, errors.New("reset"))
+		b.After(0, errors.New("reset"))
+		longest = max(longest, b.After(0, errors.New("reset")))
+	}
+	if longest < 7*time.Second || longest > 8*time.Second {
+		t.Errorf("the third attempt is after at most %v, want 8 s", longest)
 	}
 	b.Spread = 24 * time.Hour
 	for range 1000 {
 		if wait := b.Next(); wait > maxSpread {
 			t.Fatalf("a controller was believed that asked for %v", wait)
+		}
+	}
+}
+
+// attempt is when a router tries.
+type attempt struct {
+	at     float64 // s
+	router int
+}
+
+type attempts []attempt
+
+func (a attempts) Len() int           { return len(a) }
+func (a attempts) Less(i, j int) bool { return a[i].at < a[j].at }
+func (a attempts) Swap(i, j int)      { a[i], a[j] = a[j], a[i] }
+func (a *attempts) Push(x any)        { *a = append(*a, x.(attempt)) }
+func (a *attempts) Pop() any {
+	last := (*a)[len(*a)-1]
+	*a = (*a)[:len(*a)-1]
+	return last
+}
+
+// A fleet that has lost its controller is back in little more than the time that
+// the controller needs to let it in, even if it was told a time that is a quarter
+// too long or too short. The controller is as package door's is: a room that
+// holds some seconds' worth, who finds it full is refused.
+func TestFleetReturns(t *testing.T) {
+	const rate, room = 100.0, 1200.0
+	random := seeded(t)
+	for _, n := range []int{3000, 15000} {
+		for _, told := range []float64{0.75, 1, 1.25} {
+			drain := float64(n) / rate
+			routers := make([]Backoff, n)
+			var queue attempts
+			lost := errors.New("reset")
+			for i := range routers {
+				routers[i] = Backoff{Random: random, Spread: time.Duration(told * drain * float64(time.Second))}
+				queue = append(queue, attempt{routers[i].After(time.Hour, lost).Seconds(), i})
+			}
+			heap.Init(&queue)
+			waiting, last, refused := 0.0, 0.0, 0
+			for len(queue) > 0 {
+				a := heap.Pop(&queue).(attempt)
+				waiting = max(0, waiting-(a.at-last)*rate)
+				last = a.at
+				if waiting < room {
+					waiting++
+					continue
+				}
+				refused++
+				heap.Push(&queue, attempt{a.at + routers[a.router].After(0, lost).Seconds(), a.router})
+			}
+			took := (last + waiting/rate) / drain
+			each := float64(refused) / float64(n)
+			t.Logf("%d routers, told %.2f of the time that is needed: back after %.2f of it, %.1f refusals each", n, told, took, each)
+			if took > 1.15 || each > 5 {
+				t.Errorf("%d routers, told %.2f of the time that is needed: back after %.2f of it, %.1f refusals each; want 1.15 and 5 at most", n, told, took, each)
+			}
 		}
 	}
 }
