@@ -11,6 +11,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +44,7 @@ var architectures = map[string][]string{
 var small = []string{
 	"google.golang.org/...", "github.com/golang/...", "github.com/hashicorp/...", "golang.org/x/net/...", "vendor/...",
 	"bufio", "bytes", "compress/...", "context", "flag", "fmt", "hash/...", "html/...", "log/...", "mime/...",
-	"math/big", "math/rand/...", "net", "net/http/...", "net/textproto", "net/url", "os/...", "path/...", "reflect/...", "regexp/...", "sort", "strconv", "strings", "unicode/...",
+	"math/big", "math/rand/...", "net", "net/http/...", "net/textproto", "net/url", "os/...", "path/...", "reflect/...", "sort", "strconv", "strings", "unicode/...",
 	"encoding/asn1", "encoding/base64", "encoding/hex", "encoding/json/...", "encoding/pem",
 	"crypto/aes", "crypto/des", "crypto/dsa", "crypto/ecdh", "crypto/hmac", "crypto/hpke", "crypto/rc4", "crypto/ecdsa", "crypto/ed25519", "crypto/elliptic", "crypto/rsa", "crypto/tls/...", "crypto/x509/...",
 	"crypto/internal/fips140/ecdsa", "crypto/internal/fips140/rsa", "crypto/internal/fips140/tls12", "crypto/internal/fips140/tls13", "crypto/internal/fips140/bigmod", "crypto/internal/fips140/drbg", "crypto/internal/fips140/hkdf", "crypto/internal/fips140/mlkem", "crypto/internal/entropy/...",
@@ -62,6 +63,55 @@ var operators = []string{
 	"proto/cakefleet/v1/admin", "proto/cakefleet/v1/audit", "proto/cakefleet/v1/join", "proto/cakefleet/v1/operator",
 	"proto/cakefleet/v1/peer", "proto/cakefleet/v1/plan", "proto/cakefleet/v1/rollout", "proto/cakefleet/v1/router",
 	"proto/cakefleet/v1/schedule", "proto/cakefleet/v1/subscriber", "proto/cakefleet/v1/telemetry",
+}
+
+// smaller returns what makes the agent smaller, as writeOverlay takes it. New
+// files go to dir.
+func smaller(goroot, dir string) (map[string]string, error) {
+	root, err := output("go", "list", "-m", "-f", "{{.Dir}}")
+	if err != nil {
+		return nil, err
+	}
+	files, err := absent(root)
+	if err != nil {
+		return nil, err
+	}
+	regexps, err := filepath.Glob(filepath.Join(goroot, "src", "regexp", "*.go"))
+	if err != nil {
+		return nil, err
+	}
+	replaced := map[string]string{}
+	for _, path := range append(files, regexps...) {
+		replaced[path] = "" // as go build understands it
+	}
+	source := filepath.Join(goroot, "src", "regexp", "regexp.go")
+	if _, there := replaced[source]; !there {
+		return nil, fmt.Errorf("%s is not there: package regexp can't be left out of the agent, see noRegexp in deploy/router/build/main.go", source)
+	}
+	replaced[source] = filepath.Join(dir, "regexp.go")
+	return replaced, os.WriteFile(replaced[source], []byte(noRegexp), 0o644)
+}
+
+// noRegexp stands for package regexp, 2 % of the agent. It has no more than its
+// users need, see regexpUsers, and matches nothing.
+const noRegexp = `package regexp
+
+type Regexp struct{}
+
+func MustCompile(string) *Regexp { return new(Regexp) }
+
+func (*Regexp) Find([]byte) []byte                 { return nil }
+func (*Regexp) FindStringIndex(string) []int       { return nil }
+func (*Regexp) FindStringSubmatch(string) []string { return nil }
+func (*Regexp) MatchString(string) bool            { return false }
+`
+
+// regexpUsers are the packages of the agent that import regexp, and what each does
+// without a match. No other may.
+var regexpUsers = map[string]string{
+	"google.golang.org/grpc/internal/binarylog":         "refuses what GRPC_BINARY_LOG_FILTER says, with a warning; no router has it",
+	"google.golang.org/protobuf/internal/encoding/json": "leaves what it can't read out of the error; the agent reads no such JSON",
+	"github.com/hashicorp/go-hclog":                     "excludes no lines, and keeps a time that another logger has put before one",
 }
 
 // absent returns the files of operators in the module's directory.
@@ -115,24 +165,21 @@ func run(out, version, pkg string, mend bool, archs []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
-	goroot := ""
-	if mend {
-		if goroot, err = output("go", "env", "GOROOT"); err != nil {
+	goroot, err := output("go", "env", "GOROOT")
+	if err != nil {
+		return err
+	}
+	var replaced map[string]string
+	if pkg == agentPackage {
+		if replaced, err = smaller(goroot, temp); err != nil {
 			return err
 		}
 	}
-	var without []string
-	if pkg == agentPackage {
-		dir, err := output("go", "list", "-m", "-f", "{{.Dir}}")
-		if err != nil {
-			return err
-		}
-		if without, err = absent(dir); err != nil {
-			return err
-		}
+	if !mend {
+		goroot = ""
 	}
 	for _, arch := range archs {
-		overlay, err := writeOverlay(goroot, temp, arch, without)
+		overlay, err := writeOverlay(goroot, temp, arch, replaced)
 		if err != nil {
 			return err
 		}
@@ -194,11 +241,11 @@ func output(name string, args ...string) (string, error) {
 
 // writeOverlay writes the description that go build takes of files that are
 // replaced: those of Go that are mended for a machine, unless goroot is empty,
-// and those that shall not be there. An empty path means that there are none.
-func writeOverlay(goroot, dir, arch string, without []string) (string, error) {
-	replace := map[string]string{}
-	for _, path := range without {
-		replace[path] = "" // as go build understands it
+// and others. An empty path means that there are none.
+func writeOverlay(goroot, dir, arch string, others map[string]string) (string, error) {
+	replace := maps.Clone(others)
+	if replace == nil {
+		replace = map[string]string{}
 	}
 	for _, f := range faults {
 		if goroot == "" || !slices.Contains(f.archs, arch) {

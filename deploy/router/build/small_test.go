@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"os/exec"
 	"slices"
 	"strings"
@@ -30,5 +31,26 @@ func TestPacketsMeetNothingSmall(t *testing.T) {
 				t.Errorf("%s is compiled without inlining because of %s", pkg, pattern)
 			}
 		}
+	}
+}
+
+// The agent is built with a package regexp that matches nothing, so nothing of it
+// may use one but what can do without.
+func TestNothingUsesRegexp(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "-tags", tags, "-f", `{{.ImportPath}} {{join .Imports " "}}`, agentPackage)
+	cmd.Env = append(cmd.Environ(), "GOOS=linux", "GOARCH=mips", "CGO_ENABLED=0")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var users []string
+	for line := range strings.Lines(string(out)) {
+		if f := strings.Fields(line); slices.Contains(f[1:], "regexp") {
+			users = append(users, f[0])
+		}
+	}
+	slices.Sort(users)
+	if known := slices.Sorted(maps.Keys(regexpUsers)); !slices.Equal(users, known) {
+		t.Errorf("regexp is imported by %v, noRegexp is made for %v", users, known)
 	}
 }
