@@ -1,7 +1,8 @@
-// Package userspace is the data plane that runs the engine on NFQUEUE: one
-// packet loop for both directions, on kernels with or without sch_cake.
+// Package userspace is the data plane that runs the engine on NFQUEUE, on
+// kernels with or without sch_cake: one packet loop for both directions, or one
+// for each where there are processors for two.
 //
-// The loop reads a batch of packets, sends what is due, gives its verdicts in a
+// A loop reads a batch of packets, sends what is due, gives its verdicts in a
 // batch, and sleeps until the next packet is due or one arrives. It is the only
 // one that touches its schedulers and its queue; changes and statistics are
 // calls that it answers between two rounds.
@@ -10,16 +11,15 @@
 // queue at all, and its statistics stand still. Only washing needs a rule
 // there.
 //
-// There is one loop, on a router with many cores, too. CAKE decides on all packets
-// of a direction in one place, so that there could be two at most. Reading and the
-// engine are about a quarter of what a packet costs the loop's thread; the rest is
-// the kernel that sends it within the verdict (BenchmarkLoop here and BenchmarkThread
-// of package nfqueue: 1.0, 1.6 and 11.6 µs for a full frame between namespaces on
-// amd64, on a busy machine of two processors). At that, one loop carries 850 Mbit/s
-// of single frames, and as many times that as a super-packet has frames, since at
-// such rates it costs one verdict. A second loop would win nothing below, and cost
-// routers that are slow a second wake-up. A line faster than that is for the kernel
-// data plane, which has cake_mq.
+// CAKE decides on all packets of a direction in one place, so there are MaxLoops at
+// most. Two on one processor would wait for each other's turn. On several they
+// share the dearest part of a packet's way: three quarters of what it costs a
+// loop's thread is the kernel that sends it within the verdict (BenchmarkThread of
+// package nfqueue). What a router can shape ends where the busiest thread has no
+// time left. That one has a quarter less to do with two loops at 115/12 and
+// 400/400 Mbit/s, and nearer the end more, since what the two of them pay on top,
+// half as much again, is for waking up, and they do so less the more there is to
+// do (test/netns/benchagent: "busiest" and "cpu").
 //
 // What fails lets packets pass: see package nfqueue, and loop.guardedRound for
 // our own faults. An agent that is stopped (SIGSTOP) or hangs holds the packets
@@ -33,6 +33,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -68,12 +69,16 @@ const (
 	answerTime = 2 * time.Second
 )
 
+// MaxLoops is one packet loop for each direction.
+const MaxLoops = 2
+
 // Config is how a Dataplane is opened.
 type Config struct {
 	Interface string
 	Logger    hclog.Logger
 	MaxRate   engine.BitsPerSecond // what this router can shape; 0 = not known
 	Seed      uint64               // randomness of the schedulers
+	Loops     int                  // packet loops, at most MaxLoops; 0 = as many as there are processors for
 }
 
 // rules are the interface's packet rules: an nfqueue.Rules, or a fake.
@@ -99,27 +104,32 @@ type Dataplane struct {
 	log   hclog.Logger
 	start time.Time
 	parts parts
-	loop  *loop
+	loops []*loop // one for both directions, or one each; see carrier
 
 	stopKeeper chan struct{}
 	wakeKeeper chan struct{} // capacity 1
 	begins     atomic.Bool   // the keeper shall stay awake for a while
-	asleep     atomic.Bool   // the keeper is, and somebody else has to look whether the loop hangs
+	asleep     atomic.Bool   // the keeper is, and somebody else has to look whether a loop hangs
 	keeper     sync.WaitGroup
-	hung       atomic.Bool            // the loop stands still, as keeper sees it
+	hung       atomic.Bool            // a loop stands still, as keeper sees it
 	bypass     atomic.Pointer[string] // what takes packets past us, as it was last looked; nil: nothing
 
-	healthMu   sync.Mutex // guards the next two
-	healthBusy uint32     // the loop's busy count
-	healthAt   time.Time  // since when it was so
+	healthMu sync.Mutex // guards the next
+	sights   []sight    // of loops
 
 	mu       sync.Mutex // guards what follows, and serializes the methods
 	link     *plan.Link // what runs; nil if nothing
 	dirs     [2]nfqueue.Direction
 	bypassed [2]uint64
-	before   [2]uint64 // packets that the loop had got when the rules were made
+	before   [2]uint64 // packets that the loops had got when the rules were made
 	closed   bool
-	seen     snapshot // by Stats
+	seen     []snapshot // of loops, by Stats
+}
+
+// sight is a loop's busy count, and since when it has been so.
+type sight struct {
+	busy uint32
+	at   time.Time
 }
 
 // snapshot is what the loop knows at a moment.
@@ -134,7 +144,7 @@ var _ dataplane.Dataplane = (*Dataplane)(nil)
 type parts struct {
 	rules   rules
 	offload looker
-	queue   queue
+	queues  []queue   // of the loops
 	numbers [2]uint16 // down, up
 	device  device
 	speed   func() engine.BitsPerSecond // of the interface; 0 = it has none
@@ -144,14 +154,21 @@ type parts struct {
 // Open opens the sockets in the network namespace of the calling thread and
 // starts the packet loops. No packet is touched before the first Apply.
 func Open(c Config) (*Dataplane, error) {
-	p, err := openParts(c.Interface)
+	loops := c.Loops
+	if loops == 0 {
+		loops = min(runtime.NumCPU(), MaxLoops)
+	}
+	if loops < 1 || loops > MaxLoops {
+		return nil, fmt.Errorf("open data plane on %s: %d packet loops are asked for, there can be 1 or %d", c.Interface, loops, MaxLoops)
+	}
+	p, err := openParts(c.Interface, loops)
 	if err != nil {
 		return nil, fmt.Errorf("open data plane on %s: %w", c.Interface, err)
 	}
 	return newDataplane(c, p), nil
 }
 
-func openParts(iface string) (p parts, err error) {
+func openParts(iface string, loops int) (p parts, err error) {
 	var closers []func() error
 	defer func() {
 		if err == nil {
@@ -183,11 +200,16 @@ func openParts(iface string) (p parts, err error) {
 	}
 	p.rules = r
 	closers = append(closers, r.Close)
-	q, err := nfqueue.Open(nfqueue.Config{MaxLen: slack, Copy: nfqueue.ShortCopy})
-	if err != nil {
-		return p, err
+	var qs []*nfqueue.Queue
+	for range loops {
+		q, err := nfqueue.Open(nfqueue.Config{MaxLen: slack, Copy: nfqueue.ShortCopy})
+		if err != nil {
+			return p, err
+		}
+		closers = append(closers, q.Close)
+		qs, p.queues = append(qs, q), append(p.queues, q)
 	}
-	p.queue, p.numbers = q, [2]uint16{q.DownNumber(), q.UpNumber()}
+	p.numbers = [2]uint16{carrier(qs, down).DownNumber(), carrier(qs, up).UpNumber()}
 	return p, nil
 }
 
@@ -196,15 +218,24 @@ func newDataplane(c Config, p parts) *Dataplane {
 		c.Logger = hclog.NewNullLogger()
 	}
 	d := &Dataplane{cfg: c, log: c.Logger.Named("userspace"), start: time.Now(), parts: p, stopKeeper: make(chan struct{}), wakeKeeper: make(chan struct{}, 1)}
-	d.loop = newLoop(p.queue, p.device, c.Seed, d.now, d.log)
-	d.loop.woken = d.woken
-	if q, ok := p.queue.(*nfqueue.Queue); ok {
-		q.Parked = func(parked bool) { d.loop.own(!parked) }
+	d.sights, d.seen = make([]sight, len(p.queues)), make([]snapshot, len(p.queues))
+	for _, q := range p.queues {
+		l := newLoop(q, p.device, c.Seed, d.now, d.log)
+		l.woken = d.woken
+		if q, ok := q.(*nfqueue.Queue); ok {
+			q.Parked = func(parked bool) { l.own(!parked) }
+		}
+		d.loops = append(d.loops, l)
 	}
-	go d.loop.run() // ended and waited for by Close
+	for _, l := range d.loops {
+		go l.run() // ended and waited for by Close
+	}
 	d.keeper.Go(d.keep)
 	return d
 }
+
+// carrier is which of one or two serves a direction.
+func carrier[T any](of []T, direction int) T { return of[direction%len(of)] }
 
 // now is the schedulers' clock: monotonic, so that setting the wall clock does
 // nothing.
@@ -307,15 +338,17 @@ func (d *Dataplane) Bypass() string {
 
 // install makes the rules, whose counters begin with 0.
 func (d *Dataplane) install(ctx context.Context, dirs [2]nfqueue.Direction) error {
-	var got nfqueue.Counters
-	if err := d.loop.do(ctx, func() { got = d.loop.q.Counters() }); err != nil {
-		return err
+	got := make([]nfqueue.Counters, len(d.loops))
+	for i, l := range d.loops {
+		if err := l.do(ctx, func() { got[i] = l.q.Counters() }); err != nil {
+			return err
+		}
 	}
 	err := d.parts.rules.Install(dirs[down], dirs[up])
 	if errors.Is(err, nfqueue.ErrUnsupported) {
 		return errors.Join(dataplane.ErrUnsupported, err)
 	}
-	d.before = [2]uint64{got.Down.Packets, got.Up.Packets}
+	d.before = [2]uint64{carrier(got, down).Down.Packets, carrier(got, up).Up.Packets}
 	return err
 }
 
@@ -328,7 +361,8 @@ func direction(c engine.Config, number uint16) nfqueue.Direction {
 
 func (d *Dataplane) configure(ctx context.Context, direction int, c engine.Config) error {
 	var err error
-	if callErr := d.loop.do(ctx, func() { err = d.loop.apply(direction, c) }); callErr != nil {
+	l := carrier(d.loops, direction)
+	if callErr := l.do(ctx, func() { err = l.apply(direction, c) }); callErr != nil {
 		return callErr
 	}
 	return err
@@ -351,11 +385,14 @@ func (d *Dataplane) clear(ctx context.Context) error {
 	if errors.Is(err, os.ErrNotExist) { // somebody was faster
 		err = nil
 	}
-	var e error
-	if callErr := d.loop.do(ctx, func() { e = d.loop.release() }); callErr != nil && !errors.Is(callErr, errEnded) {
-		e = callErr
+	for _, l := range d.loops {
+		var e error
+		if callErr := l.do(ctx, func() { e = l.release() }); callErr != nil && !errors.Is(callErr, errEnded) {
+			e = callErr
+		}
+		err = errors.Join(err, e)
 	}
-	err = errors.Join(err, e, d.parts.rules.Remove())
+	err = errors.Join(err, d.parts.rules.Remove())
 	if err != nil {
 		return fmt.Errorf("stop shaping %s: %w", d.cfg.Interface, err)
 	}
@@ -372,23 +409,36 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 	if d.link == nil {
 		return false
 	}
-	// Before the loop's counters, so that what comes in between does not look
+	// Before the loops' counters, so that what comes in between does not look
 	// like bypassed.
 	var came [2]uint64
 	var err error
 	if came[down], came[up], err = d.parts.rules.Counters(); err != nil {
 		d.log.Debug("counters can't be read", "error", err)
 	}
-	if err := d.loop.look(d.known(came), &d.seen); err != nil {
-		d.log.Debug("the packet loop gives no statistics", "error", err)
-		return false
+	known := d.known(came)
+	for i, l := range d.loops {
+		received := known
+		if len(d.loops) > 1 {
+			received = [2]uint64{}
+			received[i] = known[i]
+		}
+		if err := l.look(received, &d.seen[i]); err != nil {
+			d.log.Debug("the packet loop gives no statistics", "error", err)
+			return false
+		}
 	}
-	c := d.seen.counters
-	*st = dataplane.Stats{
-		Down: d.seen.stats[down], Up: d.seen.stats[up],
-		Batches: c.Batches, Packets: c.Down.Packets + c.Up.Packets, QueueOverflows: c.Down.Overflows + c.Up.Overflows,
+	*st = dataplane.Stats{Down: carrier(d.seen, down).stats[down], Up: carrier(d.seen, up).stats[up]}
+	var received [2]uint64
+	for _, s := range d.seen {
+		c := s.counters
+		received[down] += c.Down.Packets
+		received[up] += c.Up.Packets
+		st.Batches += c.Batches
+		st.QueueOverflows += c.Down.Overflows + c.Up.Overflows
 	}
-	for i, got := range [2]uint64{c.Down.Packets, c.Up.Packets} {
+	st.Packets = received[down] + received[up]
+	for i, got := range received {
 		if got -= d.before[i]; d.dirs[i].On && came[i] > got {
 			d.bypassed[i] = max(d.bypassed[i], came[i]-got)
 		}
@@ -397,8 +447,8 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 	return true
 }
 
-// known are the packets that the loop has received, or that are known to have
-// passed it, if that is all that has come.
+// known are the packets that the loops have received, or that are known to have
+// passed them, if that is all that has come.
 func (d *Dataplane) known(came [2]uint64) (received [2]uint64) {
 	for i, n := range came {
 		if received[i] = d.before[i]; d.dirs[i].On {
@@ -471,7 +521,11 @@ func (d *Dataplane) Close() error {
 	d.keeper.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	return errors.Join(d.clear(ctx), d.loop.stop(ctx), d.parts.rules.Close(), d.parts.offload.Close(), d.parts.close())
+	err := d.clear(ctx)
+	for _, l := range d.loops {
+		err = errors.Join(err, l.stop(ctx))
+	}
+	return errors.Join(err, d.parts.rules.Close(), d.parts.offload.Close(), d.parts.close())
 }
 
 // wake makes the keeper look and renew now.
@@ -490,12 +544,13 @@ func (d *Dataplane) woken(many bool) {
 	d.wake()
 }
 
-// keep renews the rules as long as the loop moves. Without it they run out and
+// keep renews the rules as long as the loops move. Without it they run out and
 // packets pass unshaped.
 func (d *Dataplane) keep() {
 	t := time.NewTimer(renewEvery)
 	defer t.Stop()
-	var busy, moved uint32
+	busy := make([]uint32, len(d.loops))
+	var moved uint32
 	quiet, looked := 0, time.Now()
 	for {
 		ticked := false
@@ -512,17 +567,24 @@ func (d *Dataplane) keep() {
 		d.asleep.Store(false)
 		var hung bool
 		if ticked || quiet >= quietTicks { // not twice within a moment
-			busy, hung = d.loop.hangs(busy)
+			for i, l := range d.loops {
+				var hangs bool
+				busy[i], hangs = l.hangs(busy[i])
+				hung = hung || hangs
+			}
 			switch before := d.hung.Swap(hung); {
 			case hung && !before:
-				d.log.Error("the packet loop stands still, packets pass unshaped")
+				d.log.Error("a packet loop stands still, packets pass unshaped")
 			case !hung && before:
 				d.log.Info("the packet loop moves again")
 			}
 		}
 		if ticked {
 			before := moved
-			moved = d.loop.moved.Load()
+			moved = 0
+			for _, l := range d.loops {
+				moved += l.moved.Load()
+			}
 			quiet++
 			if moved-before > quietMoves {
 				quiet = 0
@@ -544,38 +606,49 @@ func (d *Dataplane) keep() {
 	}
 }
 
-// Health returns an error while the packet loop stands still: packets pass
-// unshaped until it moves again; and for a while after it has started afresh,
+// Health returns an error while a packet loop stands still: packets pass
+// unshaped until it moves again; and for a while after one has started afresh,
 // so that somebody hears of it. One that has ended is no matter of health: Apply
 // tells.
 func (d *Dataplane) Health() error {
 	hangs := d.hung.Load() || d.hangsUnseen()
-	afresh := engine.Time(d.loop.afresh.Load())
-	select {
-	case <-d.loop.done:
-		return nil
-	default:
+	var afresh engine.Time
+	why := ""
+	for _, l := range d.loops {
+		select {
+		case <-l.done:
+			return nil
+		default:
+		}
+		if at := engine.Time(l.afresh.Load()); at > afresh {
+			afresh, why = at, *l.why.Load()
+		}
 	}
 	switch {
 	case hangs:
 		return errors.New("the packet loop stands still: packets pass unshaped until it moves")
 	case afresh != 0 && d.now().Sub(afresh) < afreshTold:
-		return fmt.Errorf("the packet loop has panicked and started afresh, what waited has passed unshaped: %s; the agent's log says more", *d.loop.why.Load())
+		return fmt.Errorf("the packet loop has panicked and started afresh, what waited has passed unshaped: %s; the agent's log says more", why)
 	}
 	return nil
 }
 
-// hangsUnseen looks whether the loop hangs while the keeper sleeps: it has been
+// hangsUnseen looks whether a loop hangs while the keeper sleeps: it has been
 // in one round since a call at least renewEvery ago.
 func (d *Dataplane) hangsUnseen() bool {
 	d.healthMu.Lock()
 	defer d.healthMu.Unlock()
-	count, same := d.loop.hangs(d.healthBusy)
-	if !d.asleep.Load() || !same {
-		d.healthBusy, d.healthAt = count, time.Now()
-		return false
+	hangs := false
+	for i, l := range d.loops {
+		s := &d.sights[i]
+		count, same := l.hangs(s.busy)
+		if !d.asleep.Load() || !same {
+			*s = sight{count, time.Now()}
+			continue
+		}
+		hangs = hangs || time.Since(s.at) >= renewEvery
 	}
-	return time.Since(d.healthAt) >= renewEvery
+	return hangs
 }
 
 // renew lets the rules live for Lifetime from now on, and looks for flow offload

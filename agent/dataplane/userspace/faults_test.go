@@ -18,8 +18,7 @@ import (
 // TestFault047 changes both directions while packets come and others ask for
 // statistics, and wants every packet to get one verdict.
 func TestFault047(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(*engine.Config) {})
 		const packets = 2000
 		verdicts := map[nfqueue.Ref]int{}

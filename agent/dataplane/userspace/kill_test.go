@@ -74,7 +74,7 @@ func (d *deadly) Close() error  { return d.do(d.rules.Close) }
 // shapeAndDie starts, changes in ways that take other rules, stops, starts again
 // and ends. It says how many steps that were.
 func shapeAndDie(at string) error {
-	p, err := openParts("wan")
+	p, err := openParts("wan", MaxLoops)
 	if err != nil {
 		return err
 	}

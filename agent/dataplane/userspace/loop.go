@@ -56,11 +56,13 @@ type device struct {
 	ppp    bool   // it is a PPP session, such as PPPoE
 }
 
-// loop is both directions: a queue, two schedulers, and the goroutine that owns
-// them. Others talk to it by do.
+// loop is both directions or one: a queue, their schedulers, and the goroutine
+// that owns them. Others talk to it by do. Only those lanes are used whose
+// packets the rules send to its queue.
 //
-// It is one and not two because a wake-up is dear and the work between two is
-// not: both directions' packets are read, sent and given verdicts together.
+// One processor has one loop and not two because a wake-up is dear and the work
+// between two is not: both directions' packets are read, sent and given verdicts
+// together.
 type loop struct {
 	log    hclog.Logger
 	q      queue

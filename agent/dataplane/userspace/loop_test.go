@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -29,7 +30,8 @@ const (
 // fakes are a data plane without a kernel.
 type fakes struct {
 	*Dataplane
-	q        *nfqueuetest.Queue
+	loop     *loop              // of the upload
+	q        *nfqueuetest.Queue // of the upload
 	down, up side
 	rules    *nfqueuetest.Rules
 	offload  *offloads
@@ -70,16 +72,41 @@ func (s side) Held() int                       { return s.Queue.Held(s.isUp) }
 
 func newFakes(t testing.TB) *fakes {
 	t.Helper()
-	f := &fakes{q: nfqueuetest.NewQueue(), rules: new(nfqueuetest.Rules), offload: new(offloads)}
-	f.down, f.up = side{f.q, false}, side{f.q, true}
-	f.Dataplane = newDataplane(Config{Interface: "wan", MaxRate: testMaxRate, Seed: 1}, parts{
-		rules: f.rules, offload: f.offload, queue: f.q, numbers: [2]uint16{7, 8},
+	return newFakesOf(t, 1)
+}
+
+// newFakesOf has so many packet loops.
+func newFakesOf(t testing.TB, loops int) *fakes {
+	t.Helper()
+	f := &fakes{rules: new(nfqueuetest.Rules), offload: new(offloads)}
+	var qs []*nfqueuetest.Queue
+	p := parts{
+		rules: f.rules, offload: f.offload, numbers: [2]uint16{7, 8},
 		device: device{netOff: etherHeader, mtu: 1500},
 		speed:  func() engine.BitsPerSecond { return testSpeed },
 		close:  func() error { f.closed++; return nil },
-	})
+	}
+	for range loops {
+		q := nfqueuetest.NewQueue()
+		qs, p.queues = append(qs, q), append(p.queues, q)
+	}
+	f.q = carrier(qs, up)
+	f.down, f.up = side{carrier(qs, down), false}, side{f.q, true}
+	f.Dataplane = newDataplane(Config{Interface: "wan", MaxRate: testMaxRate, Seed: 1}, p)
+	f.loop = carrier(f.loops, up)
 	t.Cleanup(func() { f.Close() })
 	return f
+}
+
+// forLoops runs a test with one packet loop for both directions, and with one
+// for each.
+func forLoops(t *testing.T, test func(t *testing.T, f *fakes)) {
+	t.Helper()
+	for n := 1; n <= MaxLoops; n++ {
+		t.Run(fmt.Sprintf("loops=%d", n), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { test(t, newFakesOf(t, n)) })
+		})
+	}
 }
 
 func (f *fakes) shaping() bool {
@@ -98,10 +125,14 @@ func (f *fakes) apply(t testing.TB, change func(c *engine.Config)) {
 }
 
 func TestContract(t *testing.T) {
-	dataplanetest.Run(t, func(t *testing.T) dataplanetest.Subject {
-		f := newFakes(t)
-		return dataplanetest.Subject{Dataplane: f, MaxRate: testMaxRate, Speed: testSpeed, Shaping: f.shaping}
-	})
+	for n := 1; n <= MaxLoops; n++ {
+		t.Run(fmt.Sprintf("loops=%d", n), func(t *testing.T) {
+			dataplanetest.Run(t, func(t *testing.T) dataplanetest.Subject {
+				f := newFakesOf(t, n)
+				return dataplanetest.Subject{Dataplane: f, MaxRate: testMaxRate, Speed: testSpeed, Shaping: f.shaping}
+			})
+		})
+	}
 }
 
 // packet is a UDP packet of n bytes of layer 3, of which 128 are there.
@@ -117,8 +148,7 @@ func packet(n int, tos byte, port uint16) nfqueue.Packet {
 // TestPace wants packets to leave at the rate, counted with their Ethernet
 // header, however late they are looked at.
 func TestPace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(c *engine.Config) { c.Rate = 1_000_000 })
 		const n = 20
 		for range n {
@@ -187,8 +217,7 @@ func TestFault010(t *testing.T) {
 // TestStall wants a loop that could not run for a while to make up for no more
 // than maxLate.
 func TestStall(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(c *engine.Config) { c.Rate = 1_000_000 })
 		for range 3000 {
 			f.up.Push(packet(986, 0, 1)) // 1000 bytes: 8 ms
@@ -220,8 +249,7 @@ func TestStall(t *testing.T) {
 // TestMarks wants CE as our bit beside the user's mark, and only on packets
 // that can have it.
 func TestMarks(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(c *engine.Config) { c.Rate = 1_000_000 })
 		const userMark = 0x00ab0000
 		var marked, plain, dropped int
@@ -308,8 +336,7 @@ func TestClearReleases(t *testing.T) {
 		{"Close", func(f *fakes) error { return f.Close() }},
 	} {
 		t.Run(how.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFakes(t)
+			forLoops(t, func(t *testing.T, f *fakes) {
 				f.apply(t, func(c *engine.Config) { c.Rate = 100_000 })
 				const n = 100
 				for i := range n {
@@ -350,8 +377,7 @@ func TestClearReleases(t *testing.T) {
 // TestChangeKeepsPackets changes rate and tins with a full queue, and wants
 // every packet to come out and the rules untouched.
 func TestChangeKeepsPackets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(c *engine.Config) { c.Rate = 1_000_000 })
 		const n = 50
 		for i := range n {
@@ -381,8 +407,7 @@ func TestChangeKeepsPackets(t *testing.T) {
 // TestPanic wants the customer online: what waits is let go, the loop goes on,
 // and gives the queue up only after maxPanics.
 func TestPanic(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(c *engine.Config) { c.Rate = 100_000 })
 		f.up.Push(packet(986, 0, 1))
 		f.up.Push(packet(986, 0, 1))
@@ -439,8 +464,7 @@ func TestPanic(t *testing.T) {
 // TestKeeper wants the rules renewed while the loops move, not while one
 // hangs, and made again when somebody removes them.
 func TestKeeper(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		renewed := func() int {
 			_, before := f.rules.Calls()
 			time.Sleep(nfqueue.Lifetime)
@@ -495,8 +519,7 @@ func TestKeeper(t *testing.T) {
 // and rules that never live longer than Lifetime without one: that bounds what
 // a stopped agent holds. A loop that hangs meanwhile is noticed by who asks.
 func TestQuietKeeper(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(*engine.Config) {})
 		renewals := func(d time.Duration) int {
 			_, before := f.rules.Calls()
@@ -570,8 +593,7 @@ func TestQuietKeeper(t *testing.T) {
 // TestStatsOfSleeper wants a loop that sleeps looked at and not woken, unless
 // there is something that it has not received.
 func TestStatsOfSleeper(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakes(t)
+	forLoops(t, func(t *testing.T, f *fakes) {
 		f.apply(t, func(*engine.Config) {})
 		stats := func(came, packets, bypassed uint64, wakes int64) {
 			t.Helper()

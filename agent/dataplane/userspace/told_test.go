@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -76,6 +77,12 @@ func has(st *pb.Status, name string, holds bool, words string) bool {
 // are shaped again.
 func TestLoopFaultsAreTold(t *testing.T) {
 	testnet.Require(t)
+	for n := 1; n <= MaxLoops; n++ {
+		t.Run(fmt.Sprintf("loops=%d", n), func(t *testing.T) { loopFaultsAreTold(t, n) })
+	}
+}
+
+func loopFaultsAreTold(t *testing.T, loops int) {
 	host, router, far := testnet.Make(t, "host"), testnet.Make(t, "router"), testnet.Make(t, "far")
 	err := errors.Join(
 		testnet.Veth(host, "eth0", router, "lan"), testnet.Veth(router, "wan", far, "eth0"),
@@ -91,11 +98,11 @@ func TestLoopFaultsAreTold(t *testing.T) {
 	err = router.Do(func() (err error) {
 		plane, err = wan.Open(wan.Config{Interface: "wan", Open: func() (d dataplane.Dataplane, name string, err error) {
 			err = router.Do(func() error {
-				p, err := openParts("wan")
+				p, err := openParts("wan", loops)
 				if err != nil {
 					return err
 				}
-				p.queue = faulty{p.queue, fault}
+				p.queues[loops-1] = faulty{p.queues[loops-1], fault} // of the upload
 				d = newDataplane(Config{Interface: "wan", Seed: 1}, p)
 				return nil
 			})

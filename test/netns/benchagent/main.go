@@ -17,8 +17,10 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -31,11 +33,12 @@ import (
 )
 
 const (
-	linkEnv = "CAKEFLEET_BENCH_LINK" // makes this program the shaping process
-	prefix  = "cfbench-"
-	mbit    = engine.BitsPerSecond(1_000_000)
-	warm    = 2 * time.Second
-	window  = 5 * time.Second
+	linkEnv  = "CAKEFLEET_BENCH_LINK"  // makes this program the shaping process
+	loopsEnv = "CAKEFLEET_BENCH_LOOPS" // how many packet loops it has
+	prefix   = "cfbench-"
+	mbit     = engine.BitsPerSecond(1_000_000)
+	warm     = 2 * time.Second
+	window   = 5 * time.Second
 )
 
 var server = netip.MustParseAddrPort("192.0.2.2:5001")
@@ -47,6 +50,7 @@ type reading struct {
 	Packets, Batches  uint64
 	Segments, Bytes   uint64 // that left
 	Bypassed, Dropped uint64
+	Threads           map[string]time.Duration // CPU time of each thread
 }
 
 func main() {
@@ -85,15 +89,21 @@ func run() error {
 	} {
 		l := plan.Link{Down: c, Up: c}
 		l.Down.Rate, l.Up.Rate = b.down, b.up
-		if err := measure(b.name, l); err != nil {
-			return fmt.Errorf("%s: %w", b.name, err)
+		for loops := 1; loops <= min(userspace.MaxLoops, runtime.NumCPU()); loops++ {
+			name := b.name
+			if loops > 1 {
+				name = fmt.Sprintf("%s-%d-loops", name, loops)
+			}
+			if err := measure(name, l, loops); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
 		}
 	}
 	return nil
 }
 
 // measure sends four flows each way through a link.
-func measure(name string, l plan.Link) (err error) {
+func measure(name string, l plan.Link, loops int) (err error) {
 	var closers []func() error
 	defer func() {
 		for _, c := range slices.Backward(closers) {
@@ -122,7 +132,7 @@ func measure(name string, l plan.Link) (err error) {
 	if err != nil {
 		return err
 	}
-	ask, stop, err := startShaper(router, l)
+	ask, stop, err := startShaper(router, l, loops)
 	if err != nil {
 		return err
 	}
@@ -166,6 +176,7 @@ func measure(name string, l plan.Link) (err error) {
 	show("user", float64(user)/packets, "ns/packet")
 	show("system", float64(system)/packets, "ns/packet")
 	show("cpu", 100*float64(user+system)/float64(window), "%-of-a-core")
+	show("busiest", 100*float64(busiest(a, b))/float64(window), "%-of-a-core")
 	show("batch", packets/float64(b.Batches-a.Batches), "packets/read")
 	show("allocations", float64(b.Mallocs-a.Mallocs)/packets, "allocs/packet")
 	show("dropped", float64(b.Dropped-a.Dropped)/window.Seconds(), "packets/s")
@@ -173,9 +184,38 @@ func measure(name string, l plan.Link) (err error) {
 	return nil
 }
 
+// busiest is what the thread used that used most between two readings.
+func busiest(a, b reading) (most time.Duration) {
+	for id, used := range b.Threads {
+		most = max(most, used-a.Threads[id])
+	}
+	return most
+}
+
+// threads are the CPU times of this process's threads (proc_pid_schedstat(5)).
+func threads() (map[string]time.Duration, error) {
+	files, err := filepath.Glob("/proc/self/task/*/schedstat")
+	if err != nil {
+		return nil, err
+	}
+	used := map[string]time.Duration{}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil { // it has ended
+			continue
+		}
+		var ns int64
+		if _, err := fmt.Sscan(string(text), &ns); err != nil {
+			return nil, fmt.Errorf("%s: %w", f, err)
+		}
+		used[f] = time.Duration(ns)
+	}
+	return used, nil
+}
+
 // startShaper starts this program as a process that shapes wan. ask takes a
 // reading, stop ends the process.
-func startShaper(n *testnet.Namespace, l plan.Link) (ask func() (reading, error), stop func() error, err error) {
+func startShaper(n *testnet.Namespace, l plan.Link, loops int) (ask func() (reading, error), stop func() error, err error) {
 	text, err := json.Marshal(l)
 	if err != nil {
 		return nil, nil, err
@@ -185,7 +225,7 @@ func startShaper(n *testnet.Namespace, l plan.Link) (ask func() (reading, error)
 		return nil, nil, err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), linkEnv+"="+string(text))
+	cmd.Env = append(os.Environ(), linkEnv+"="+string(text), loopsEnv+"="+strconv.Itoa(loops))
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -218,7 +258,11 @@ func shape(text string, in io.Reader, out io.Writer) (err error) {
 	if err := json.Unmarshal([]byte(text), &l); err != nil {
 		return err
 	}
-	d, err := userspace.Open(userspace.Config{Interface: "wan", Seed: 1})
+	loops, err := strconv.Atoi(os.Getenv(loopsEnv))
+	if err != nil {
+		return fmt.Errorf("%s: %w", loopsEnv, err)
+	}
+	d, err := userspace.Open(userspace.Config{Interface: "wan", Seed: 1, Loops: loops})
 	if err != nil {
 		return err
 	}
@@ -238,8 +282,13 @@ func shape(text string, in io.Reader, out io.Writer) (err error) {
 		}
 		var mem runtime.MemStats
 		runtime.ReadMemStats(&mem)
-		err := answers.Encode(reading{
-			User: time.Duration(use.Utime.Nano()), System: time.Duration(use.Stime.Nano()),
+		used, err := threads()
+		if err != nil {
+			return err
+		}
+		err = answers.Encode(reading{
+			Threads: used,
+			User:    time.Duration(use.Utime.Nano()), System: time.Duration(use.Stime.Nano()),
 			Mallocs: mem.Mallocs, Packets: st.Packets, Batches: st.Batches,
 			Segments: st.Down.SentPackets + st.Up.SentPackets, Bytes: st.Down.SentBytes + st.Up.SentBytes,
 			Bypassed: st.BypassedPackets + st.QueueOverflows, Dropped: st.Down.Drops + st.Up.Drops,
