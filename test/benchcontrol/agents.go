@@ -51,7 +51,7 @@ func agentsChild(args []string) error {
 	}
 	local := &net.TCPAddr{IP: net.IPv4(127, 0, byte(*source>>8), byte(*source))}
 	fleet.Address = func(*simagent.Agent) (string, net.Addr) { return *address, local }
-	reported := make([]atomic.Bool, *count)
+	reported := make([]atomic.Uint32, *count)
 	index := map[*simagent.Agent]int{}
 	fleet.Hooks = simagent.Hooks{
 		Began:    func(*simagent.Agent) { t.add(func(a *answer) { a.Connected++ }) },
@@ -60,7 +60,7 @@ func agentsChild(args []string) error {
 			if !reporting.Load() {
 				return nil
 			}
-			if !reported[index[a]].Swap(true) {
+			if reported[index[a]].Add(1) == 2 {
 				t.add(func(a *answer) { a.Reported++ })
 			}
 			return report()

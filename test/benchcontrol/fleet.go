@@ -222,7 +222,7 @@ func benchFleet(ctx context.Context, o options) (p pushed, err error) {
 			return p, err
 		}
 		connectCPU += after.cpu - before.cpu
-		if err := all.until(ctx, "a report of all agents", 5*time.Minute, func(a answer) bool { return a.Reported >= n }); err != nil {
+		if err := all.until(ctx, "reports of all agents", 5*time.Minute, func(a answer) bool { return a.Reported >= n }); err != nil {
 			return p, err
 		}
 		if err := remembered(ctx, started); err != nil {

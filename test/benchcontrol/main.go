@@ -63,7 +63,7 @@ func run(args []string) error {
 	f := flag.NewFlagSet("benchcontrol", flag.ExitOnError)
 	f.IntVar(&o.n, "n", 5000, "how many agents (`number`)")
 	f.IntVar(&o.rounds, "rounds", 5, "how many changes of the plan (`number`)")
-	f.Float64Var(&o.rate, "admit-rate", 400, "agents that the controllers let in each second, together: they share a machine; 0: their default (`number`)")
+	f.Float64Var(&o.rate, "admit-rate", 200, "agents that the controllers let in each second, together: they share a machine with each other and with the agents, whose side of a handshake costs more; 0: their default (`number`)")
 	f.BoolVar(&o.peers, "peers", true, "measure NATS and etcd, too")
 	f.BoolVar(&o.storm, "storm", true, "measure a storm of reconnects")
 	f.StringVar(&o.program, "controller", "", "`program` to measure; empty: cakefleet-controller is built")

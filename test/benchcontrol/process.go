@@ -35,7 +35,7 @@ type child struct {
 type answer struct {
 	Connected int
 	Answered  int         // since they were taken
-	Reported  int         // agents that have sent a report
+	Reported  int         // agents that have reported twice: what they are told then is how it stays
 	Times     []time.Time // of answers, if they were taken
 }
 
