@@ -9,6 +9,7 @@ import (
 	"github.com/cakefleet/cakefleet/agent/dataplane"
 	"github.com/cakefleet/cakefleet/agent/dataplane/userspace"
 	"github.com/cakefleet/cakefleet/engine"
+	"github.com/cakefleet/cakefleet/internal/plan"
 	"github.com/cakefleet/cakefleet/internal/testnet"
 	"github.com/cakefleet/cakefleet/test/traffic"
 )
@@ -299,6 +300,43 @@ func TestFleet005_RateChange(t *testing.T) {
 	}
 	if dropped := st.Down.Drops + st.Up.Drops - ackDrops(st.Up); uint64(l.Lost) > dropped {
 		t.Errorf("%d of %d probes lost, but COBALT has dropped only %d packets", l.Lost, l.Sent, dropped)
+	}
+	wantCounters(t, d)
+}
+
+// TestSecondLoop changes to a link at which upload gets a packet loop of its own,
+// where there are processors for two, and back, while traffic runs both ways. What
+// is small gets through all the time, and the rates are what is measured.
+func TestSecondLoop(t *testing.T) {
+	h := newHome(t)
+	d := h.open(t)
+	apply(t, d, link(20*mbit, 5*mbit))
+	rec := traffic.NewRecord()
+	start(t, h.far, traffic.Spec{Serve: port}, rec)
+	fs, down := flows("down", 4, false)
+	ups, up := flows("up", 4, true)
+	start(t, h.hosts[0], traffic.Spec{Flows: append(fs, ups...), Probes: []traffic.Probe{
+		{Name: "probe", Server: far4, Interval: 5 * time.Millisecond},
+	}}, rec)
+	time.Sleep(2 * time.Second)
+	from := time.Now()
+	for _, l := range []plan.Link{link(120*mbit, 10*mbit), link(30*mbit, 10*mbit)} {
+		apply(t, d, l)
+		wantGoodput(t, rec, up, 0.7*10, 10)
+	}
+	wantGoodput(t, rec, down, 0.8*30, 30)
+	to := time.Now()
+	time.Sleep(time.Second)
+	l := rec.Latency(from, to, "probe")
+	t.Logf("probe %+v", l)
+	var st dataplane.Stats
+	if !d.Stats(&st) {
+		t.Fatal("no statistics")
+	}
+	// Each queue may drop a probe on its way; a queue that is left behind would
+	// lose all that it holds, which is far more than one in a hundred.
+	if l.Lost > l.Sent/100 {
+		t.Errorf("%d of %d probes lost", l.Lost, l.Sent)
 	}
 	wantCounters(t, d)
 }

@@ -1,6 +1,6 @@
 // Package userspace is the data plane that runs the engine on NFQUEUE, on
 // kernels with or without sch_cake: one packet loop for both directions, or one
-// for each where there are processors for two.
+// for each where the link is fast and there are processors for two.
 //
 // A loop reads a batch of packets, sends what is due, gives its verdicts in a
 // batch, and sleeps until the next packet is due or one arrives. It is the only
@@ -16,10 +16,11 @@
 // share the dearest part of a packet's way: three quarters of what it costs a
 // loop's thread is the kernel that sends it within the verdict (BenchmarkThread of
 // package nfqueue). What a router can shape ends where the busiest thread has no
-// time left. That one has a quarter less to do with two loops at 115/12 and
-// 400/400 Mbit/s, and nearer the end more, since what the two of them pay on top,
-// half as much again, is for waking up, and they do so less the more there is to
-// do (test/netns/benchagent: "busiest" and "cpu").
+// time left, and that one has a quarter less to do with two loops, at 115/12 and at
+// 400/400 Mbit/s. But both together cost half as much again, as two wake up for
+// what one did (test/netns/benchagent: "busiest" and "cpu"). So the second begins
+// with the first link of apartFrom or more, where the slowest router with two
+// processors has half of one left.
 //
 // What fails lets packets pass: see package nfqueue, and loop.guardedRound for
 // our own faults. An agent that is stopped (SIGSTOP) or hangs holds the packets
@@ -72,13 +73,18 @@ const (
 // MaxLoops is one packet loop for each direction.
 const MaxLoops = 2
 
+// apartFrom is the rate, both directions together, from which on each direction has
+// its own packet loop where there are processors for two. One loop holds 248 Mbit/s
+// on 500 MIPS (deploy/lab).
+const apartFrom engine.BitsPerSecond = 125_000_000
+
 // Config is how a Dataplane is opened.
 type Config struct {
 	Interface string
 	Logger    hclog.Logger
 	MaxRate   engine.BitsPerSecond // what this router can shape; 0 = not known
 	Seed      uint64               // randomness of the schedulers
-	Loops     int                  // packet loops, at most MaxLoops; 0 = as many as there are processors for
+	Loops     int                  // packet loops, at most MaxLoops; 0 = as the link's rate and the processors want it
 }
 
 // rules are the interface's packet rules: an nfqueue.Rules, or a fake.
@@ -104,7 +110,7 @@ type Dataplane struct {
 	log   hclog.Logger
 	start time.Time
 	parts parts
-	loops []*loop // one for both directions, or one each; see carrier
+	loops []*loop // the second sleeps until the directions are apart
 
 	stopKeeper chan struct{}
 	wakeKeeper chan struct{} // capacity 1
@@ -119,6 +125,7 @@ type Dataplane struct {
 
 	mu       sync.Mutex // guards what follows, and serializes the methods
 	link     *plan.Link // what runs; nil if nothing
+	apart    bool       // upload has the second loop; it stays so until nothing runs
 	dirs     [2]nfqueue.Direction
 	bypassed [2]uint64
 	before   [2]uint64 // packets that the loops had got when the rules were made
@@ -144,8 +151,8 @@ var _ dataplane.Dataplane = (*Dataplane)(nil)
 type parts struct {
 	rules   rules
 	offload looker
-	queues  []queue   // of the loops
-	numbers [2]uint16 // down, up
+	queues  []queue     // of the loops
+	numbers [][2]uint16 // down, up of each queue
 	device  device
 	speed   func() engine.BitsPerSecond // of the interface; 0 = it has none
 	close   func() error                // what is not closed otherwise
@@ -200,16 +207,15 @@ func openParts(iface string, loops int) (p parts, err error) {
 	}
 	p.rules = r
 	closers = append(closers, r.Close)
-	var qs []*nfqueue.Queue
 	for range loops {
 		q, err := nfqueue.Open(nfqueue.Config{MaxLen: slack, Copy: nfqueue.ShortCopy})
 		if err != nil {
 			return p, err
 		}
 		closers = append(closers, q.Close)
-		qs, p.queues = append(qs, q), append(p.queues, q)
+		p.queues = append(p.queues, q)
+		p.numbers = append(p.numbers, [2]uint16{q.DownNumber(), q.UpNumber()})
 	}
-	p.numbers = [2]uint16{carrier(qs, down).DownNumber(), carrier(qs, up).UpNumber()}
 	return p, nil
 }
 
@@ -234,8 +240,18 @@ func newDataplane(c Config, p parts) *Dataplane {
 	return d
 }
 
-// carrier is which of one or two serves a direction.
-func carrier[T any](of []T, direction int) T { return of[direction%len(of)] }
+// carrier is the number of the loop that a direction's packets go through.
+func (d *Dataplane) carrier(direction int) int {
+	if direction == up && d.apart {
+		return 1
+	}
+	return 0
+}
+
+// wantsApart tells whether each direction of a link is to have its own loop.
+func (d *Dataplane) wantsApart(link plan.Link) bool {
+	return len(d.loops) == MaxLoops && (d.cfg.Loops == MaxLoops || link.Down.Rate+link.Up.Rate >= apartFrom)
+}
 
 // now is the schedulers' clock: monotonic, so that setting the wall clock does
 // nothing.
@@ -275,10 +291,30 @@ func (d *Dataplane) check(name string, c engine.Config) error {
 	return dataplane.TooFast(name, c.Rate, d.parts.speed(), d.cfg.Interface)
 }
 
+// apply runs a link, and moves upload to the second loop if it is to have it: what
+// waits in the first goes at once, a few milliseconds' worth, and its statistics
+// begin anew.
 func (d *Dataplane) apply(ctx context.Context, link plan.Link) error {
+	moves := !d.apart && d.wantsApart(link)
+	d.apart = d.apart || moves
+	if err := d.run(ctx, link); err != nil {
+		d.apart = d.apart && !moves
+		return err
+	}
+	if !moves {
+		return nil
+	}
+	var err error
+	if callErr := d.loops[0].do(ctx, func() { err = d.loops[0].leave(up) }); callErr != nil {
+		return callErr
+	}
+	return err
+}
+
+func (d *Dataplane) run(ctx context.Context, link plan.Link) error {
 	dirs := [2]nfqueue.Direction{
-		direction(link.Down, d.parts.numbers[0]),
-		direction(link.Up, d.parts.numbers[1]),
+		direction(link.Down, d.parts.numbers[d.carrier(down)][down]),
+		direction(link.Up, d.parts.numbers[d.carrier(up)][up]),
 	}
 	// The schedulers come first where a direction begins, so that no packet
 	// meets one without a configuration.
@@ -348,7 +384,11 @@ func (d *Dataplane) install(ctx context.Context, dirs [2]nfqueue.Direction) erro
 	if errors.Is(err, nfqueue.ErrUnsupported) {
 		return errors.Join(dataplane.ErrUnsupported, err)
 	}
-	d.before = [2]uint64{carrier(got, down).Down.Packets, carrier(got, up).Up.Packets}
+	d.before = [2]uint64{}
+	for _, c := range got {
+		d.before[down] += c.Down.Packets
+		d.before[up] += c.Up.Packets
+	}
 	return err
 }
 
@@ -361,7 +401,7 @@ func direction(c engine.Config, number uint16) nfqueue.Direction {
 
 func (d *Dataplane) configure(ctx context.Context, direction int, c engine.Config) error {
 	var err error
-	l := carrier(d.loops, direction)
+	l := d.loops[d.carrier(direction)]
 	if callErr := l.do(ctx, func() { err = l.apply(direction, c) }); callErr != nil {
 		return callErr
 	}
@@ -396,7 +436,7 @@ func (d *Dataplane) clear(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("stop shaping %s: %w", d.cfg.Interface, err)
 	}
-	d.link = nil
+	d.link, d.apart = nil, false
 	d.bypassed = [2]uint64{}
 	d.bypass.Store(nil)
 	return nil
@@ -416,19 +456,24 @@ func (d *Dataplane) Stats(st *dataplane.Stats) (ok bool) {
 	if came[down], came[up], err = d.parts.rules.Counters(); err != nil {
 		d.log.Debug("counters can't be read", "error", err)
 	}
-	known := d.known(came)
+	due := d.known(came)
 	for i, l := range d.loops {
-		received := known
-		if len(d.loops) > 1 {
-			received = [2]uint64{}
-			received[i] = known[i]
+		var received [2]uint64
+		for direction := range received {
+			if i == d.carrier(direction) {
+				received[direction] = due[direction]
+			}
 		}
 		if err := l.look(received, &d.seen[i]); err != nil {
 			d.log.Debug("the packet loop gives no statistics", "error", err)
 			return false
 		}
+		// What this loop has had before another carried the direction.
+		c := d.seen[i].counters
+		due[down] -= min(due[down], c.Down.Packets)
+		due[up] -= min(due[up], c.Up.Packets)
 	}
-	*st = dataplane.Stats{Down: carrier(d.seen, down).stats[down], Up: carrier(d.seen, up).stats[up]}
+	*st = dataplane.Stats{Down: d.seen[d.carrier(down)].stats[down], Up: d.seen[d.carrier(up)].stats[up]}
 	var received [2]uint64
 	for _, s := range d.seen {
 		c := s.counters

@@ -85,7 +85,7 @@ func shapeAndDie(at string) error {
 		}
 	}
 	p.rules = r
-	d := newDataplane(Config{Interface: "wan", Seed: 1}, p)
+	d := newDataplane(Config{Interface: "wan", Seed: 1, Loops: MaxLoops}, p)
 	ctx := context.Background()
 	all := dataplanetest.Link()
 	one, washed := all, all

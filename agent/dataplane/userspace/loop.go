@@ -441,17 +441,24 @@ func (l *loop) apply(direction int, c engine.Config) error {
 // release lets every packet go, in the order of arrival, and forgets the
 // schedulers: what comes now passes as it comes.
 func (l *loop) release() error {
-	l.moved.Add(1)
 	l.due = engine.Never
 	var err error
 	for i := range l.lanes {
-		d := &l.lanes[i]
-		for _, ref := range d.held.all() {
-			err = errors.Join(err, l.q.Accept(ref))
-		}
-		d.sched, d.held = nil, slots{}
+		err = errors.Join(err, l.leave(i))
 	}
 	return errors.Join(err, l.q.Release())
+}
+
+// leave is release for one direction, which another loop has now.
+func (l *loop) leave(direction int) error {
+	l.moved.Add(1)
+	var err error
+	d := &l.lanes[direction]
+	for _, ref := range d.held.all() {
+		err = errors.Join(err, l.q.Accept(ref))
+	}
+	d.sched, d.held = nil, slots{}
+	return errors.Join(err, l.q.Flush())
 }
 
 // do runs f on the loop's goroutine between two rounds and waits for it.

@@ -32,6 +32,7 @@ type fakes struct {
 	*Dataplane
 	loop     *loop              // of the upload
 	q        *nfqueuetest.Queue // of the upload
+	qs       []*nfqueuetest.Queue
 	down, up side
 	rules    *nfqueuetest.Rules
 	offload  *offloads
@@ -75,25 +76,30 @@ func newFakes(t testing.TB) *fakes {
 	return newFakesOf(t, 1)
 }
 
-// newFakesOf has so many packet loops.
+// newFakesOf has so many packet loops, each direction its own if there are two.
 func newFakesOf(t testing.TB, loops int) *fakes {
 	t.Helper()
+	return newFakesWith(t, loops, loops)
+}
+
+// newFakesWith has loops for Config.Loops to choose among.
+func newFakesWith(t testing.TB, there, chosen int) *fakes {
+	t.Helper()
 	f := &fakes{rules: new(nfqueuetest.Rules), offload: new(offloads)}
-	var qs []*nfqueuetest.Queue
 	p := parts{
-		rules: f.rules, offload: f.offload, numbers: [2]uint16{7, 8},
+		rules: f.rules, offload: f.offload,
 		device: device{netOff: etherHeader, mtu: 1500},
 		speed:  func() engine.BitsPerSecond { return testSpeed },
 		close:  func() error { f.closed++; return nil },
 	}
-	for range loops {
-		q := nfqueuetest.NewQueue()
-		qs, p.queues = append(qs, q), append(p.queues, q)
+	for i := range uint16(there) {
+		f.qs = append(f.qs, nfqueuetest.NewQueue())
+		p.queues, p.numbers = append(p.queues, f.qs[i]), append(p.numbers, [2]uint16{7 + 10*i, 8 + 10*i})
 	}
-	f.q = carrier(qs, up)
-	f.down, f.up = side{carrier(qs, down), false}, side{f.q, true}
-	f.Dataplane = newDataplane(Config{Interface: "wan", MaxRate: testMaxRate, Seed: 1}, p)
-	f.loop = carrier(f.loops, up)
+	f.q = f.qs[there-1]
+	f.down, f.up = side{f.qs[0], false}, side{f.q, true}
+	f.Dataplane = newDataplane(Config{Interface: "wan", MaxRate: testMaxRate, Seed: 1, Loops: chosen}, p)
+	f.loop = f.loops[there-1]
 	t.Cleanup(func() { f.Close() })
 	return f
 }
@@ -649,6 +655,75 @@ func TestFlowOffload(t *testing.T) {
 		table.Hardware = true
 		f.offload.set(table)
 		after("hardware flow offload")
+		f.Close()
+	})
+}
+
+// TestApart changes to a fast link and back while packets wait, and wants upload
+// to have the second loop from then on until nothing runs, no packet lost, and
+// those in the first loop not to be waited for.
+func TestApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakesWith(t, MaxLoops, 0)
+		first, second := side{f.qs[0], true}, side{f.qs[1], true}
+		apply := func(rate engine.BitsPerSecond) {
+			t.Helper()
+			f.apply(t, func(c *engine.Config) { c.Rate, c.AckFilter = rate, engine.AckFilterOff })
+			synctest.Wait()
+		}
+		numbers := func(down, up uint16) {
+			t.Helper()
+			if d, u, _ := f.rules.State(); d.Number != down || u.Number != up {
+				t.Errorf("the rules send packets to %d and %d, want %d and %d", d.Number, u.Number, down, up)
+			}
+		}
+		var st dataplane.Stats
+		sent := func(packets, up uint64) {
+			t.Helper()
+			f.rules.Count(packets)
+			if !f.Stats(&st) || st.Packets != packets || st.Up.SentPackets != up || st.BypassedPackets != 0 {
+				t.Errorf("%d packets came, %d were sent, %d passed by; want %d, %d and 0", st.Packets, st.Up.SentPackets, st.BypassedPackets, packets, up)
+			}
+		}
+		apply(1_000_000)
+		numbers(7, 8)
+		const n = 20
+		for i := range n {
+			first.Push(packet(986, 0, uint16(i%3)))
+		}
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		if first.Held() < n/4 {
+			t.Fatalf("%d of %d packets wait", first.Held(), n)
+		}
+		apply(apartFrom / 2)
+		numbers(7, 18)
+		if got := len(first.Verdicts()); got != n || first.Held() != 0 {
+			t.Errorf("%d of %d packets of the first loop have gone, %d wait", got, n, first.Held())
+		}
+		sent(n, 0)
+		first.Push(packet(986, 0, 1)) // it was on its way when the rules changed
+		synctest.Wait()
+		if first.Held() != 0 {
+			t.Error("the first loop shapes upload although the second does")
+		}
+		apply(1_000_000)
+		numbers(7, 18)
+		for i := range n {
+			second.Push(packet(986, 0, uint16(i%3)))
+		}
+		synctest.Wait()
+		if second.Held() < n-2 {
+			t.Errorf("%d of %d packets wait in the second loop", second.Held(), n)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		sent(2*n+1, n)
+		if err := f.Clear(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		apply(1_000_000)
+		numbers(7, 8)
 		f.Close()
 	})
 }

@@ -103,7 +103,7 @@ func loopFaultsAreTold(t *testing.T, loops int) {
 					return err
 				}
 				p.queues[loops-1] = faulty{p.queues[loops-1], fault} // of the upload
-				d = newDataplane(Config{Interface: "wan", Seed: 1}, p)
+				d = newDataplane(Config{Interface: "wan", Seed: 1, Loops: loops}, p)
 				return nil
 			})
 			return d, "userspace", err
