@@ -74,7 +74,7 @@ const (
 const MaxLoops = 2
 
 // apartFrom is the rate, both directions together, from which on each direction has
-// its own packet loop where there are processors for two. One loop holds 248 Mbit/s
+// its own packet loop where there are processors for two. One loop holds 225/23 Mbit/s
 // on 500 MIPS (deploy/lab).
 const apartFrom engine.BitsPerSecond = 125_000_000
 
