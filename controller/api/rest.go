@@ -70,11 +70,12 @@ func NewREST(register func(grpc.ServiceRegistrar), options ...grpc.ServerOption)
 		return nil, fmt.Errorf("rest: %w", err)
 	}
 	r.conn = conn
+	checkQueries()
 	r.mux = runtime.NewServeMux(
-		runtime.WithMarshalerOption(runtime.MIMEWildcard, &runtime.JSONPb{
+		runtime.WithMarshalerOption(runtime.MIMEWildcard, &strictJSON{runtime.JSONPb{
 			MarshalOptions:   protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true},
 			UnmarshalOptions: protojson.UnmarshalOptions{DiscardUnknown: false},
-		}),
+		}}),
 		// Nothing of what a client writes in headers gets inside.
 		runtime.WithIncomingHeaderMatcher(func(string) (string, bool) { return "", false }),
 		runtime.WithOutgoingHeaderMatcher(func(string) (string, bool) { return "", false }),
@@ -110,7 +111,10 @@ func (r *REST) Close() error {
 }
 
 // ServeHTTP answers one call. It finds out with identity.CallerFrom who calls.
-func (r *REST) ServeHTTP(w http.ResponseWriter, req *http.Request) { r.mux.ServeHTTP(w, req) }
+func (r *REST) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	withQuery(req)
+	r.mux.ServeHTTP(w, req)
+}
 
 // uploadPiece is how much of a file goes into one message.
 const uploadPiece = 256 << 10
