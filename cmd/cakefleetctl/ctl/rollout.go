@@ -205,13 +205,16 @@ func readRollout(stdin io.Reader, path, id string) (*pb.Rollout, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rollout: %w", err)
 	}
-	b, err := yaml.YAMLToJSON(text)
+	if documents(text) != 1 { // the reader takes the first and says nothing of others
+		return nil, fmt.Errorf("%s: must be the fields of one rollout, has %d documents", path, documents(text))
+	}
+	b, err := yaml.YAMLToJSONStrict(text) // a field that is there twice is a mistake
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	// Times as people write them; the protocol's JSON has seconds only.
 	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(b, &fields); err != nil {
+	if err := json.Unmarshal(b, &fields); err != nil || fields == nil { // nil: null
 		return nil, fmt.Errorf("%s: must be the fields of one rollout", path)
 	}
 	for _, name := range []string{"soak", "answer_time"} {
@@ -246,6 +249,23 @@ func readRollout(stdin io.Reader, path, id string) (*pb.Rollout, error) {
 	}
 	return m, nil
 }
+
+// documents counts those of YAML that say anything.
+func documents(text []byte) int {
+	n := 0
+	for _, part := range separator.Split(string(text), -1) {
+		if content.MatchString(part) {
+			n++
+		}
+	}
+	return n
+}
+
+var (
+	separator = regexp.MustCompile(`(?m)^---(?:[ \t\r]|$)`)
+	// content is a line that is no comment, directive or end of a document.
+	content = regexp.MustCompile(`(?m)^[ \t]*(?:[^ \t\r\n#%.]|\.[^.])`)
+)
 
 // positions are where an error is in JSON that nobody has seen.
 var positions = regexp.MustCompile(`proto:\p{Zs}*(\(line [0-9:]+\):\p{Zs}*)?`)
