@@ -2,11 +2,14 @@ package ctl
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	pb "github.com/cakefleet/cakefleet/proto/cakefleet/v1"
 )
@@ -40,9 +43,36 @@ func noArgs(c *cobra.Command, args []string) error {
 	return fmt.Errorf("%s: unknown command %q%s; see %s --help", c.CommandPath(), args[0], near, c.CommandPath())
 }
 
-// badFlag adds to what is wrong with a flag whose it is.
+// badFlag adds to what is wrong with a flag whose it is, and says in the words of
+// this program what Go says in its own.
 func badFlag(c *cobra.Command, err error) error {
+	if e, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		if wants := valueWanted(e); wants != "" {
+			err = fmt.Errorf("--%s: %q is no %s", e.GetFlag().Name, e.GetValue(), wants)
+		}
+	}
 	return fmt.Errorf("%w; see %s --help", err, c.CommandPath())
+}
+
+// valueWanted says what a flag's value has to be; empty if the flag says so itself.
+func valueWanted(e *pflag.InvalidValueError) string {
+	switch kind := e.GetFlag().Value.Type(); kind {
+	case "duration":
+		return "time such as 90s, 30m or 12h"
+	case "bool":
+		return "true or false"
+	case "int", "int32", "int64", "uint", "uint16", "uint32", "uint64", "float64":
+		what := "number"
+		if strings.HasPrefix(kind, "uint") {
+			what = "number from 0 on"
+		}
+		if errors.Is(e, strconv.ErrRange) {
+			what += " of the size that is possible here"
+		}
+		return what
+	default:
+		return ""
+	}
 }
 
 // completionTimeout is how long a shell may wait for names.

@@ -18,7 +18,7 @@ func TestMistyped(t *testing.T) {
 		`cakefleetctl plan list: takes no argument, but "gold" is given; see cakefleetctl plan list -`:    {"plan", "list", "gold"},
 		`unknown flag: --bogus; see cakefleetctl top --help`:                                              {"top", "--bogus"},
 		`unknown flag: --bogus; see cakefleetctl --help`:                                                  {"--bogus"},
-		`for "--last" flag: time: unknown unit "x" in duration "5x"; see cakefleetctl stats --help`:       {"stats", "--by", "plan", "--last", "5x"},
+		`--last: "5x" is no time such as 90s, 30m or 12h; see cakefleetctl stats --help`:                  {"stats", "--by", "plan", "--last", "5x"},
 	} {
 		want(t, nil, 2, says, args...)
 	}
