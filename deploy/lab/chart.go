@@ -11,7 +11,7 @@ import (
 
 // Sizes of the picture in px.
 const (
-	chartLeft   = 190.
+	chartLeft   = 240. // of the longest name
 	chartBar    = 420.
 	chartTop    = 96.
 	chartRow    = 24.
