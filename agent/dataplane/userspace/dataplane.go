@@ -232,8 +232,6 @@ func newDataplane(c Config, p parts) *Dataplane {
 			q.Parked = func(parked bool) { l.own(!parked) }
 		}
 		d.loops = append(d.loops, l)
-	}
-	for _, l := range d.loops {
 		go l.run() // ended and waited for by Close
 	}
 	d.keeper.Go(d.keep)
@@ -295,20 +293,16 @@ func (d *Dataplane) check(name string, c engine.Config) error {
 // waits in the first goes at once, a few milliseconds' worth, and its statistics
 // begin anew.
 func (d *Dataplane) apply(ctx context.Context, link plan.Link) error {
-	moves := !d.apart && d.wantsApart(link)
-	d.apart = d.apart || moves
+	if d.apart || !d.wantsApart(link) {
+		return d.run(ctx, link)
+	}
+	d.apart = true
 	if err := d.run(ctx, link); err != nil {
-		d.apart = d.apart && !moves
+		d.apart = false
 		return err
 	}
-	if !moves {
-		return nil
-	}
-	var err error
-	if callErr := d.loops[0].do(ctx, func() { err = d.loops[0].leave(up) }); callErr != nil {
-		return callErr
-	}
-	return err
+	first := d.loops[0]
+	return first.call(ctx, func() error { return first.leave(up) })
 }
 
 func (d *Dataplane) run(ctx context.Context, link plan.Link) error {
@@ -400,12 +394,8 @@ func direction(c engine.Config, number uint16) nfqueue.Direction {
 }
 
 func (d *Dataplane) configure(ctx context.Context, direction int, c engine.Config) error {
-	var err error
 	l := d.loops[d.carrier(direction)]
-	if callErr := l.do(ctx, func() { err = l.apply(direction, c) }); callErr != nil {
-		return callErr
-	}
-	return err
+	return l.call(ctx, func() error { return l.apply(direction, c) })
 }
 
 // Clear implements dataplane.Dataplane.
@@ -426,11 +416,9 @@ func (d *Dataplane) clear(ctx context.Context) error {
 		err = nil
 	}
 	for _, l := range d.loops {
-		var e error
-		if callErr := l.do(ctx, func() { e = l.release() }); callErr != nil && !errors.Is(callErr, errEnded) {
-			e = callErr
+		if e := l.call(ctx, l.release); !errors.Is(e, errEnded) {
+			err = errors.Join(err, e)
 		}
-		err = errors.Join(err, e)
 	}
 	err = errors.Join(err, d.parts.rules.Remove())
 	if err != nil {
@@ -526,18 +514,17 @@ func (l *loop) look(received [2]uint64, s *snapshot) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	var failed error
-	err := l.do(ctx, func() {
+	return l.call(ctx, func() (err error) {
 		// What has come so far is in the socket, at most.
 		for range maxReads {
 			before := l.q.Counters().Batches
-			if _, failed = l.serve(); failed != nil || l.q.Counters().Batches == before {
+			if _, err = l.serve(); err != nil || l.q.Counters().Batches == before {
 				break
 			}
 		}
 		l.fill(s)
+		return err
 	})
-	return errors.Join(err, failed)
 }
 
 func (l *loop) fill(s *snapshot) {

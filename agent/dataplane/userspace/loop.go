@@ -496,6 +496,15 @@ func (l *loop) do(ctx context.Context, f func()) error {
 	return nil
 }
 
+// call is do for what can fail.
+func (l *loop) call(ctx context.Context, f func() error) error {
+	var err error
+	if callErr := l.do(ctx, func() { err = f() }); callErr != nil {
+		return callErr
+	}
+	return err
+}
+
 // errEnded means that a loop has given up.
 var errEnded = fmt.Errorf("packet loop has ended: %w", dataplane.ErrEnded)
 
