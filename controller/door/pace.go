@@ -78,22 +78,20 @@ func (p *pace) total(now time.Time) Admission {
 	return p.totals
 }
 
-// look adapts the rate when it is time to. It returns whether it did.
-func (p *pace) look(now time.Time) (changed bool) {
+// look adapts the rate when it is time to.
+func (p *pace) look(now time.Time) {
 	if p.looked.IsZero() {
 		p.looked = now
 	}
 	since := now.Sub(p.looked)
 	if since < paceEvery {
-		return false
+		return
 	}
 	p.total(now)
-	before := p.rate
 	if p.answers > 0 && p.best > paceLate || p.answers == 0 && p.unanswered > 0 {
 		p.rate = max(p.rate*paceLess, p.most*paceLeast)
 	} else {
 		p.rate = min(p.rate+p.most*paceStep*float64(since)/float64(paceEvery), p.most)
 	}
 	p.looked, p.best, p.answers = now, 0, 0
-	return p.rate != before
 }

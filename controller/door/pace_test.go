@@ -18,9 +18,8 @@ func (c *cpu) run(p *pace, now time.Time, whole time.Duration) (end time.Time, a
 	bucket := NewBucket(p.rate, 1)
 	const tick = time.Millisecond
 	for end = now.Add(whole); now.Before(end); now = now.Add(tick) {
-		if p.look(now) {
-			bucket.SetRate(p.rate, 1)
-		}
+		p.look(now)
+		bucket.SetRate(p.rate, 1)
 		for {
 			if _, ok := bucket.Take(now, 1); !ok {
 				p.hold(0)

@@ -261,10 +261,7 @@ func (s *Server) admit() {
 			for {
 				s.paceMu.Lock()
 				s.pace.look(time.Now())
-				if s.pace.rate != rate {
-					rate = s.pace.rate
-					bucket.SetRate(rate, burstOf(rate))
-				}
+				bucket.SetRate(s.pace.rate, burstOf(s.pace.rate))
 				wait, ok := bucket.Take(time.Now(), 1)
 				if wait = min(wait, paceEvery); ok {
 					s.pace.totals.Admitted++
