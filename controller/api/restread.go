@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -62,14 +63,10 @@ type queriedBody struct {
 
 // withQuery lets strictJSON see the query of a call.
 func withQuery(req *http.Request) {
-	names := make([]string, 0, 4)
-	for name := range req.URL.Query() {
-		names = append(names, name)
-	}
+	names := slices.Sorted(maps.Keys(req.URL.Query()))
 	if req.Body == nil || len(names) == 0 {
 		return
 	}
-	slices.Sort(names)
 	req.Body = &queriedBody{req.Body, names}
 }
 
