@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -254,13 +255,25 @@ func (a *app) explain(err error) error {
 		text += ": somebody else changed it in the meantime, look and try again"
 	default: // what the controller says is what there is to say
 	}
-	return failure{&answer{s.Code(), text}}
+	return failure{&answer{s.Code(), text, usedBy(s)}}
+}
+
+// usedBy is the kind of what uses that which can't be deleted; empty if that is
+// not what a controller says.
+func usedBy(s *status.Status) string {
+	for _, d := range s.Details() {
+		if info, ok := d.(*errdetails.ErrorInfo); ok {
+			return info.GetMetadata()["used_by"]
+		}
+	}
+	return ""
 }
 
 // answer is what a controller said, in words.
 type answer struct {
-	code codes.Code
-	text string
+	code   codes.Code
+	text   string
+	usedBy string // see usedBy
 }
 
 // Error returns the words.
@@ -270,4 +283,11 @@ func (e *answer) Error() string { return e.text }
 func isCode(err error, code codes.Code) bool {
 	var e *answer
 	return errors.As(err, &e) && e.code == code
+}
+
+// isUsedBy returns whether a controller refused a deletion because of a kind of
+// users.
+func isUsedBy(err error, kind string) bool {
+	var e *answer
+	return errors.As(err, &e) && e.usedBy == kind
 }

@@ -181,6 +181,7 @@ func TestGolden(t *testing.T) {
 		{"plan-list-empty", []string{"plan", "list"}, func(f *fleet) { f.plans = nil }},
 		{"plan-delete", []string{"plan", "delete", "bronze"}, nil},
 		{"plan-delete-in-use", []string{"plan", "delete", "gold"}, nil},
+		{"plan-delete-in-schedule", []string{"plan", "delete", "night"}, nil},
 		{"plan-delete-replace", []string{"plan", "delete", "gold", "--replace-with", "bronze"}, nil},
 		{"subscriber-set", []string{"subscriber", "set", "10001", "--plan", "bronze", "--label", "site=south", "--label", "ap="}, nil},
 		{"subscriber-set-new", []string{"subscriber", "set", "20001", "--plan", "gold"}, nil},

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -141,6 +142,16 @@ func (f *fleet) UpdatePlan(_ context.Context, r *pb.UpdatePlanRequest) (*pb.Upda
 	return resp, nil
 }
 
+// inUse is how a controller refuses to delete what a kind of things uses.
+func inUse(kind, format string, args ...any) error {
+	s, err := status.Newf(codes.FailedPrecondition, format, args...).WithDetails(
+		&errdetails.ErrorInfo{Reason: "IN_USE", Metadata: map[string]string{"used_by": kind}})
+	if err != nil {
+		return err
+	}
+	return s.Err()
+}
+
 func (f *fleet) DeletePlan(_ context.Context, r *pb.DeletePlanRequest) (*pb.DeletePlanResponse, error) {
 	n := uint32(0)
 	for _, s := range f.subscribers {
@@ -149,7 +160,10 @@ func (f *fleet) DeletePlan(_ context.Context, r *pb.DeletePlanRequest) (*pb.Dele
 		}
 	}
 	if n > 0 && r.Replacement == "" {
-		return nil, status.Errorf(codes.FailedPrecondition, "plan %s: %d subscribers have it", r.Name, n)
+		return nil, inUse("subscriber", "plan %s: %d subscribers have it", r.Name, n)
+	}
+	if r.Name == "night" {
+		return nil, inUse("schedule", "plan night: in use by 1 schedule, such as weekend")
 	}
 	return &pb.DeletePlanResponse{MovedSubscribers: n}, nil
 }

@@ -295,7 +295,7 @@ func (a *app) planDelete() *cobra.Command {
 				return err
 			}
 			resp, err := call(c.Context(), a, conn.plans.DeletePlan, &pb.DeletePlanRequest{Name: args[0], Replacement: replacement})
-			if isCode(err, codes.FailedPrecondition) && replacement == "" && strings.Contains(err.Error(), " subscriber") {
+			if isUsedBy(err, "subscriber") && replacement == "" {
 				return failure{errors.Join(err, errors.New("say --replace-with OTHER to give them another plan"))}
 			}
 			if err != nil {

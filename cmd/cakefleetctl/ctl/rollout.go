@@ -205,8 +205,8 @@ func readRollout(stdin io.Reader, path, id string) (*pb.Rollout, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rollout: %w", err)
 	}
-	if documents(text) != 1 { // the reader takes the first and says nothing of others
-		return nil, fmt.Errorf("%s: must be the fields of one rollout, has %d documents", path, documents(text))
+	if n := documents(text); n != 1 { // the reader takes the first and says nothing of others
+		return nil, fmt.Errorf("%s: must be the fields of one rollout, has %d documents", path, n)
 	}
 	b, err := yaml.YAMLToJSONStrict(text) // a field that is there twice is a mistake
 	if err != nil {
