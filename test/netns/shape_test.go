@@ -264,20 +264,37 @@ func TestLatency(t *testing.T) {
 	}
 }
 
+// probed starts flows from a host to the far end and, beside them, probes; from is
+// when they have found their rates.
+func (h *home) probed(t *testing.T, fs []traffic.Flow) (rec *traffic.Record, from time.Time) {
+	t.Helper()
+	rec = traffic.NewRecord()
+	start(t, h.far, traffic.Spec{Serve: port}, rec)
+	start(t, h.hosts[0], traffic.Spec{Flows: fs, Probes: []traffic.Probe{
+		{Name: "probe", Server: far4, Interval: 5 * time.Millisecond},
+	}}, rec)
+	time.Sleep(2 * time.Second)
+	return rec, time.Now()
+}
+
+// probes tells what became of the probes from a time on until now.
+func probes(t *testing.T, rec *traffic.Record, from time.Time) traffic.Latency {
+	t.Helper()
+	to := time.Now()
+	time.Sleep(time.Second) // for the last to come back
+	l := rec.Latency(from, to, "probe")
+	t.Logf("probe %+v", l)
+	return l
+}
+
 // TestFleet005_RateChange changes rates while traffic runs; nothing is lost, nothing
 // passes unshaped, and the new rate is what is measured.
 func TestFleet005_RateChange(t *testing.T) {
 	h := newHome(t)
 	d := h.open(t)
 	apply(t, d, link(20*mbit, 5*mbit))
-	rec := traffic.NewRecord()
-	start(t, h.far, traffic.Spec{Serve: port}, rec)
 	fs, names := flows("down", 4, false)
-	start(t, h.hosts[0], traffic.Spec{Flows: fs, Probes: []traffic.Probe{
-		{Name: "probe", Server: far4, Interval: 5 * time.Millisecond},
-	}}, rec)
-	time.Sleep(2 * time.Second)
-	from := time.Now()
+	rec, from := h.probed(t, fs)
 	for i := range 20 {
 		l := link(10*mbit+engine.BitsPerSecond(i)*mbit, 3*mbit)
 		if i%2 == 1 {
@@ -288,10 +305,7 @@ func TestFleet005_RateChange(t *testing.T) {
 	}
 	apply(t, d, link(40*mbit, 5*mbit))
 	wantGoodput(t, rec, names, 0.85*40, 40)
-	to := time.Now()
-	time.Sleep(time.Second)
-	l := rec.Latency(from, to, "probe")
-	t.Logf("probe %+v", l)
+	l := probes(t, rec, from)
 	// On a machine that stands still for a moment COBALT may drop a probe; that
 	// is counted, and what a change loses would not be.
 	var st dataplane.Stats
@@ -311,28 +325,15 @@ func TestSecondLoop(t *testing.T) {
 	h := newHome(t)
 	d := h.open(t)
 	apply(t, d, link(20*mbit, 5*mbit))
-	rec := traffic.NewRecord()
-	start(t, h.far, traffic.Spec{Serve: port}, rec)
 	fs, down := flows("down", 4, false)
 	ups, up := flows("up", 4, true)
-	start(t, h.hosts[0], traffic.Spec{Flows: append(fs, ups...), Probes: []traffic.Probe{
-		{Name: "probe", Server: far4, Interval: 5 * time.Millisecond},
-	}}, rec)
-	time.Sleep(2 * time.Second)
-	from := time.Now()
+	rec, from := h.probed(t, append(fs, ups...))
 	for _, l := range []plan.Link{link(120*mbit, 10*mbit), link(30*mbit, 10*mbit)} {
 		apply(t, d, l)
 		wantGoodput(t, rec, up, 0.7*10, 10)
 	}
 	wantGoodput(t, rec, down, 0.8*30, 30)
-	to := time.Now()
-	time.Sleep(time.Second)
-	l := rec.Latency(from, to, "probe")
-	t.Logf("probe %+v", l)
-	var st dataplane.Stats
-	if !d.Stats(&st) {
-		t.Fatal("no statistics")
-	}
+	l := probes(t, rec, from)
 	// Each queue may drop a probe on its way; a queue that is left behind would
 	// lose all that it holds, which is far more than one in a hundred.
 	if l.Lost > l.Sent/100 {
